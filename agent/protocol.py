@@ -1,0 +1,393 @@
+"""The wire protocol between a node agent and the control plane: the only copy of it.
+
+Every message is a frozen dataclass with ``to_json()`` (a plain dict, ready for ``json.dumps``) and
+``from_json()`` (raises ``ProtocolError`` with one clear sentence). Rules of growth: add a field with a default,
+never change what a field means, ignore what you don't know. Memory is whole MiB, power whole W, temperature °C,
+clocks MHz, utilisation per cent; ``None`` means "the hardware does not tell", never 0.
+
+Source: lifecycle.md, "Agent ↔ control plane".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+PROTO = 1
+
+#: A rank is named by job, epoch and index in its gang: ``"42.1.0"``. The name is never used twice, because a
+#: restored control plane raises its epochs above every epoch that an agent has seen.
+RankId = str
+
+Want = Literal["RUN", "STOP", "FORGET"]
+#: What an agent may say of a rank. The server adds UNKNOWN (node silent) and LOST (fenced) on its own side.
+ObservedState = Literal["PREPARING", "RUNNING", "EXITED", "LAUNCH_FAILED"]
+#: Why an agent stopped a rank or what it found. The control plane turns these into a job's end reason.
+ExitCause = Literal[
+    "exited",  # the program ended by itself; code or signal is its own
+    "stopped",  # ended after we sent a stop signal (StopOrder.reason says why)
+    "time_limit",  # the shim's own clock ran out
+    "lease_expired",  # self-fence: the control plane was silent for longer than the lease
+    "exit_unknown",  # the program is gone and nobody saw how
+    "node_rebooted",  # the boot id differs from the one the rank was started under
+    "never_started",  # a STOP (or a refused RUN) for a rank that never ran here
+    "host_memory",  # the kernel killed it for memory
+    "pids_limit",
+]
+LaunchError = Literal["exec", "workdir", "user", "cgroup", "spec", "gpu", "fenced", "internal"]
+
+
+class ProtocolError(ValueError):
+    """The message is not one of this protocol's."""
+
+
+def rank_id(job: int, epoch: int, index: int) -> RankId:
+    return f"{job}.{epoch}.{index}"
+
+
+def rank_parts(rank: RankId) -> tuple[int, int, int]:
+    """``"42.1.0"`` → ``(42, 1, 0)`` = job, epoch, index.
+
+    Raises ProtocolError if it is not three whole numbers joined by dots.
+    """
+    parts = rank.split(".")
+    if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
+        raise ProtocolError(f"{rank[:60]!r} is not a rank; expected job.epoch.index such as 42.1.0")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """One JSON value → the annotated Python type. Unknown keys of objects are ignored, so that old reads new."""
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(kind)
+        if value is None and type(None) in options:
+            return None
+        return _decode(next(o for o in options if o is not type(None)), value, where)
+    if origin is Literal:
+        if value not in typing.get_args(kind):
+            raise ProtocolError(f"{where} is {str(value)[:40]!r}; expected one of {', '.join(map(str, typing.get_args(kind)))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ProtocolError(f"{where} must be a list")
+        inner = typing.get_args(kind)[0]
+        return tuple(_decode(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{where} must be an object")
+        inner = typing.get_args(kind)[1]
+        return {str(k): _decode(inner, v, f"{where}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return from_json(typing.cast(Any, kind), value, where)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ProtocolError(f"{where} must be {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+T = typing.TypeVar("T")
+
+
+def from_json(cls: type[T], value: Any, where: str = "message") -> T:
+    """A JSON object → ``cls``. Raises ProtocolError naming the field that is missing or of the wrong type."""
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{where} must be an object")
+    hints = _HINTS.get(cls)
+    if hints is None:
+        hints = _HINTS[cls] = typing.get_type_hints(cls)
+    found: dict[str, Any] = {}
+    for item in dataclasses.fields(typing.cast(Any, cls)):
+        if item.name in value:
+            found[item.name] = _decode(hints[item.name], value[item.name], f"{where}.{item.name}")
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise ProtocolError(f"{where}.{item.name} is missing")
+    return cls(**found)
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            f.name: _encode(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            # A default is not sent: it keeps a sync of 8 cards under 2 kB.
+            if f.default is dataclasses.MISSING or getattr(value, f.name) != f.default
+        }
+    if isinstance(value, tuple | list):
+        return [_encode(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _encode(v) for k, v in value.items()}
+    return value
+
+
+class Message:
+    """Base of all messages: JSON in, JSON out."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return typing.cast("dict[str, Any]", _encode(self))
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        return from_json(cls, value, cls.__name__)
+
+
+# --- what a node is -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInfo(Message):
+    """A card's constant facts. ``total_mib`` None = the driver does not tell: the card is shown, never scheduled."""
+
+    uuid: str
+    index: int
+    model: str
+    vendor: str  # nvidia | intel | ascend | amd
+    total_mib: int | None = None
+    compute_capability: str | None = None  # "8.9"
+    pci_bus_id: str | None = None  # "00000000:3B:00.0"
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    numa: int | None = None
+    unified: bool = False  # memory shared with the host
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkInfo(Message):
+    """How two cards of one node reach each other; kinds from near to far as ``nvidia-smi topo -m`` has them."""
+
+    a: str
+    b: str
+    kind: Literal["nvlink", "pcie_switch", "pcie_host", "numa", "system"]
+    count: int = 1  # NVLink lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory(Message):
+    """Sent with the first sync of a session and whenever it changes."""
+
+    hostname: str
+    gpus: tuple[GpuInfo, ...] = ()
+    links: tuple[LinkInfo, ...] = ()
+    address: str | None = None  # the address that other nodes reach this node at
+    os: str | None = None
+    agent_version: str | None = None
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    cpu_cores: int | None = None
+    memory_mib: int | None = None
+    rdma: bool = False
+    simulated: bool = False
+    advice: tuple[str, ...] = ()  # coded hints such as "running_as_root", "no_cgroup"
+
+
+# --- what a node sees now -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuStatus(Message):
+    """The light status of a card, every 5 s."""
+
+    uuid: str
+    used_mib: int | None = None
+    reserved_mib: int | None = None
+    util_pct: int | None = None  # share of time in which a kernel ran
+    mem_util_pct: int | None = None  # share of time in which memory was read or written
+    temp_c: int | None = None
+    power_w: int | None = None
+    fan_pct: int | None = None
+    core_mhz: int | None = None
+    mem_mhz: int | None = None
+    foreign_mib: int = 0  # memory of processes that no rank of ours owns
+    error: str | None = None  # "lost", "unresponsive", … ; the other fields are then None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess(Message):
+    """A process on a card. ``rank`` None = foreign use."""
+
+    uuid: str
+    pid: int
+    used_mib: int | None = None
+    rank: RankId | None = None
+    user: str | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitInfo(Message):
+    """How a rank ended. ``code`` is None where nobody saw it; ``signal`` is set when a signal ended the program."""
+
+    cause: ExitCause
+    code: int | None = None
+    signal: int | None = None
+    detail: str | None = None  # English, for the log; never shown as the reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed(Message):
+    """What the agent knows of one rank. ``released`` None = not proven yet, True = process tree gone and card
+    memory back, False = 60 s without that proof (the server quarantines the slices)."""
+
+    rank: RankId
+    epoch: int
+    state: ObservedState
+    exit: ExitInfo | None = None
+    launch_error: LaunchError | None = None
+    launch_detail: str | None = None
+    final_log_offset: int | None = None  # bytes of output in all; set once the rank ended
+    released: bool | None = None
+    started_at: float | None = None  # Unix time on the node, for display only
+    checkpoint_seen: bool = False  # a file appeared or changed at the job's checkpoint path during the stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEvent(Message):
+    """Something that happened once. (session, eid) is unique; the server drops repeats. An agent that restarted
+    sends what was not acknowledged under the session that first numbered it (``session``; None = the request's)."""
+
+    eid: int
+    kind: str  # xid | throttle | missing | appeared | driver_mismatch | unresponsive | …
+    gpu: str | None = None
+    at: float | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    session: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult(Message):
+    cid: int
+    ok: bool
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRequest(Message):
+    """``POST /api/agent/v1/sync``. ``observed`` is the complete list, every time."""
+
+    session: str  # uuid per agent start
+    boot_id: str
+    seq: int  # grows by one with each request of the session
+    proto: int = PROTO
+    inventory: Inventory | None = None
+    gpus: tuple[GpuStatus, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None  # None = not read this time
+    observed: tuple[Observed, ...] = ()
+    events: tuple[AgentEvent, ...] = ()
+    results: tuple[CommandResult, ...] = ()
+
+
+# --- what the control plane wants -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuGrant(Message):
+    """A part of a card given to a rank. ``exclusive`` = the whole card."""
+
+    uuid: str
+    mib: int
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec(Message):
+    """All that a rank needs to start. Users' text (argv, env, workdir, name) is data: it reaches execve as it is."""
+
+    job: int
+    index: int
+    argv: tuple[str, ...]
+    name: str = ""
+    env: dict[str, str] = field(default_factory=dict)  # the job's and the control plane's; the agent adds D12's card variables
+    workdir: str | None = None
+    gpus: tuple[GpuGrant, ...] = ()  # in placement order
+    time_limit_s: int | None = None
+    grace_s: int = 30  # for the time limit, which the shim watches by itself
+    checkpoint: str | None = None
+    unix_user: str | None = None  # identity=mapped; None = the agent's own user
+    log_cap_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired(Message):
+    """What one rank shall be. ``spec`` comes with RUN only."""
+
+    rank: RankId
+    epoch: int
+    want: Want
+    spec: RankSpec | None = None
+    spec_sha256: str | None = None
+    grace_s: int | None = None  # with STOP
+    stop_reason: str | None = None  # with STOP: cancelled | preempted | gpu_fault | time_limit | gang | …
+    lease_s: int | None = None  # on_node_loss=requeue: self-fence after so long without an answered sync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command(Message):
+    """An AgentCommand to run at most once; its result comes back with a later sync, by ``cid``."""
+
+    cid: int
+    kind: str  # diagnose | reset | selftest | tail | ping | …
+    args: dict[str, Any] = field(default_factory=dict)
+    expires_in_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders(Message):
+    """The answer to a sync: the complete desired list of this node."""
+
+    server_time: float
+    ack_seq: int
+    ack_eids: tuple[int, ...] = ()
+    next_in_s: float = 5.0
+    desired: tuple[Desired, ...] = ()
+    commands: tuple[Command, ...] = ()
+    want_inventory: bool = False  # the server has none of this session: send it with the next sync
+
+
+# --- joining --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolRequest(Message):
+    """``POST /api/agent/v1/enroll``. The token has one use and at most an hour to live."""
+
+    token: str
+    hostname: str
+    name: str | None = None  # wanted node name; the token may fix it
+    agent_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnrolAnswer(Message):
+    node_id: int
+    name: str
+    credential: str  # 256 bits, hex; the server keeps only its SHA-256
+
+
+# --- logs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogAnswer(Message):
+    """The answer to ``PUT /api/agent/v1/logs/{rank}?offset=N`` (200, or 409 when N is not the server's length)."""
+
+    length: int
+    capped: bool = False  # the server keeps no more of this log: stop sending
+
+
+def spec_sha256(spec: RankSpec) -> str:
+    """A stable fingerprint of a spec: an agent that already runs this rank compares it, never the text."""
+    return hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,336 @@
+"""The agent's memory that survives kill -9 and power loss: one local SQLite file, WAL, synchronous=FULL.
+
+Only the loop's thread uses it. A write is durable when the method returns, or when the `with store.batch()` around it
+ends: an answer with twenty RUNs costs one fsync, not twenty.
+
+INVARIANT: a rank's row (PREPARED, with its epoch fence) is committed before anything of it is started.
+INVARIANT: a command's cid is committed before the command acts.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent.protocol import AgentEvent, CommandResult, ExitInfo, Observed, ObservedState, RankId, RankSpec, from_json, rank_parts
+
+SCHEMA_VERSION = 1
+#: Events wait here while the control plane is away; beyond this many the newest are counted, not kept.
+MAX_EVENTS = 2000
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ranks (
+    rank TEXT PRIMARY KEY, job INTEGER NOT NULL, epoch INTEGER NOT NULL, state TEXT NOT NULL,
+    spec TEXT, spec_sha256 TEXT, boot_id TEXT NOT NULL, lease_s INTEGER, baseline TEXT,
+    exit TEXT, launch_error TEXT, launch_detail TEXT, final_log_offset INTEGER, released INTEGER,
+    started_at REAL, checkpoint_seen INTEGER NOT NULL DEFAULT 0,
+    log_offset INTEGER NOT NULL DEFAULT 0, log_done INTEGER NOT NULL DEFAULT 0,
+    artifacts_done INTEGER NOT NULL DEFAULT 0, forgotten INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tombstones (job INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, ran_epoch INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS commands (cid INTEGER PRIMARY KEY, kind TEXT NOT NULL, ok INTEGER, text TEXT, acked INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS events (eid INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, body TEXT NOT NULL);
+"""
+
+
+class StoreError(RuntimeError):
+    """The agent's store cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One rank that this node holds or has held. ``state`` is what is reported; PREPARING = row only, so far."""
+
+    rank: RankId
+    job: int
+    epoch: int
+    state: ObservedState
+    boot_id: str
+    spec: RankSpec | None = None  # None for a rank that never was given to this node (a refused RUN, an unknown STOP)
+    spec_sha256: str | None = None
+    lease_s: int | None = None
+    baseline: dict[str, int] | None = None  # uuid → foreign MiB on the card just before the start
+    exit: ExitInfo | None = None
+    launch_error: str | None = None
+    launch_detail: str | None = None
+    final_log_offset: int | None = None
+    released: bool | None = None
+    started_at: float | None = None
+    checkpoint_seen: bool = False
+    log_offset: int = 0
+    log_done: bool = False
+    artifacts_done: bool = False
+    forgotten: bool = False  # FORGET came, but artefacts are still on their way
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in ("EXITED", "LAUNCH_FAILED")
+
+    def observed(self) -> Observed:
+        """The row in the words of a sync."""
+        return from_json(
+            Observed,
+            {
+                "rank": self.rank,
+                "epoch": self.epoch,
+                "state": self.state,
+                "exit": self.exit.to_json() if self.exit else None,
+                "launch_error": self.launch_error,
+                "launch_detail": self.launch_detail,
+                "final_log_offset": self.final_log_offset,
+                "released": self.released,
+                "started_at": self.started_at,
+                "checkpoint_seen": self.checkpoint_seen,
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """``epoch``: no RUN at or below it is accepted. ``ran_epoch``: the highest epoch of the job that was started here."""
+
+    epoch: int
+    ran_epoch: int = 0
+
+
+def _tri(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+_COLUMNS = (
+    "rank job epoch state spec spec_sha256 boot_id lease_s baseline exit launch_error launch_detail final_log_offset released "
+    "started_at checkpoint_seen log_offset log_done artifacts_done forgotten"
+).split()
+
+
+def _row(values: tuple[Any, ...]) -> RankRow:
+    found = dict(zip(_COLUMNS, values, strict=True))
+    found["spec"] = RankSpec.from_json(json.loads(found["spec"])) if found["spec"] else None
+    found["exit"] = ExitInfo.from_json(json.loads(found["exit"])) if found["exit"] else None
+    found["baseline"] = json.loads(found["baseline"]) if found["baseline"] else None
+    found["released"] = _tri(found["released"])
+    for name in ("checkpoint_seen", "log_done", "artifacts_done", "forgotten"):
+        found[name] = bool(found[name])
+    return RankRow(**found)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, RankSpec | ExitInfo):
+        return json.dumps(value.to_json())
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return int(value) if isinstance(value, bool) else value
+
+
+class Store:
+    """Rows are cached in memory: a sync reads no disk."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the store. Raises StoreError when the file is not usable."""
+        try:
+            # isolation_level=None: transactions are ours alone, `batch` says BEGIN and COMMIT.
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA cache_size=-512")
+            self._db.executescript(_SCHEMA)
+            self._depth = 0
+            version = self.meta("schema")
+            if version is None:
+                self.meta_set("schema", str(SCHEMA_VERSION))
+            elif int(version) > SCHEMA_VERSION:
+                raise StoreError(f"{path} was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION}); upgrade the agent.")
+            self._ranks = {r.rank: r for r in map(_row, self._db.execute(f"SELECT {', '.join(_COLUMNS)} FROM ranks"))}
+            self._tombs = {job: Tombstone(epoch, ran) for job, epoch, ran in self._db.execute("SELECT job, epoch, ran_epoch FROM tombstones")}
+        except sqlite3.Error as error:
+            raise StoreError(f"The agent's store {path} cannot be used: {error}. Check the disk and the file's owner.") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All writes inside become durable together, or not at all."""
+        if self._depth:
+            yield  # inside another batch: that one commits
+            return
+        ranks, tombs = dict(self._ranks), dict(self._tombs)
+        self._db.execute("BEGIN IMMEDIATE")
+        self._depth = 1
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # The cache must not claim what the disk does not hold, a full disk at COMMIT included.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            self._ranks, self._tombs = ranks, tombs
+            raise
+        finally:
+            self._depth = 0
+
+    # --- small facts ------------------------------------------------------------------------------------------
+
+    def meta(self, key: str) -> str | None:
+        found = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if found is None else str(found[0])
+
+    def meta_set(self, key: str, value: str) -> None:
+        self._db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+
+    def session_next(self) -> int:
+        """How many times an agent has started on this store, this time included."""
+        number = int(self.meta("sessions") or 0) + 1
+        self.meta_set("sessions", str(number))
+        return number
+
+    # --- ranks ------------------------------------------------------------------------------------------------
+
+    def ranks(self) -> dict[RankId, RankRow]:
+        """Every rank held, those that wait for their artefacts after FORGET included. Treat as read-only."""
+        return self._ranks
+
+    def rank(self, rank: RankId) -> RankRow | None:
+        return self._ranks.get(rank)
+
+    def rank_prepare(
+        self,
+        *,
+        rank: RankId,
+        epoch: int,
+        spec: RankSpec,
+        spec_sha256: str | None,
+        boot_id: str,
+        lease_s: int | None = None,
+        baseline: dict[str, int] | None = None,
+    ) -> RankRow:
+        """Row PREPARED plus its fence: every lower epoch of the job is refused from here on."""
+        job = rank_parts(rank)[0]
+        row = RankRow(
+            rank=rank,
+            job=job,
+            epoch=epoch,
+            state="PREPARING",
+            boot_id=boot_id,
+            spec=spec,
+            spec_sha256=spec_sha256,
+            lease_s=lease_s,
+            baseline=baseline,
+        )
+        with self.batch():
+            self._insert(row)
+            # epoch - 1, not epoch: a second rank of the same lap may live on this node too. This rank itself is
+            # fenced by its row as long as that exists, and by FORGET or STOP afterwards.
+            self.tombstone(job, epoch - 1, ran=epoch)
+        return row
+
+    def rank_refuse(self, *, rank: RankId, epoch: int, boot_id: str, exit: ExitInfo) -> None:
+        """Note and report a rank that will never run here."""
+        job = rank_parts(rank)[0]
+        with self.batch():
+            self._insert(
+                RankRow(
+                    rank=rank,
+                    job=job,
+                    epoch=epoch,
+                    state="EXITED",
+                    boot_id=boot_id,
+                    exit=exit,
+                    final_log_offset=0,
+                    released=True,
+                    log_done=True,
+                    artifacts_done=True,
+                )
+            )
+            self.tombstone(job, epoch)
+
+    def _insert(self, row: RankRow) -> None:
+        marks = ", ".join("?" * len(_COLUMNS))
+        self._db.execute(f"INSERT INTO ranks ({', '.join(_COLUMNS)}) VALUES ({marks})", [_value(getattr(row, c)) for c in _COLUMNS])
+        self._ranks[row.rank] = row
+
+    def rank_update(self, rank: RankId, **changes: Any) -> RankRow:
+        """Change columns of a row; nothing is written when nothing changes. Raises KeyError for an unknown rank."""
+        row = self._ranks[rank]
+        changes = {k: v for k, v in changes.items() if getattr(row, k) != v}
+        if not changes:
+            return row
+        sets = ", ".join(f"{name} = ?" for name in changes)
+        self._db.execute(f"UPDATE ranks SET {sets} WHERE rank = ?", [*map(_value, changes.values()), rank])
+        self._ranks[rank] = row = replace(row, **changes)
+        return row
+
+    def rank_delete(self, rank: RankId) -> None:
+        self._db.execute("DELETE FROM ranks WHERE rank = ?", (rank,))
+        self._ranks.pop(rank, None)
+
+    # --- fences -----------------------------------------------------------------------------------------------
+
+    def tombstones(self) -> dict[int, Tombstone]:
+        return self._tombs
+
+    def tombstone(self, job: int, epoch: int, *, ran: int = 0) -> None:
+        """Raise the job's fence; a fence never sinks."""
+        old = self._tombs.get(job, Tombstone(-1))
+        new = Tombstone(max(old.epoch, epoch), max(old.ran_epoch, ran))
+        if new != old:
+            self._db.execute(
+                "INSERT INTO tombstones VALUES (?, ?, ?) ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, ran_epoch = excluded.ran_epoch",
+                (job, new.epoch, new.ran_epoch),
+            )
+            self._tombs[job] = new
+
+    # --- commands ---------------------------------------------------------------------------------------------
+
+    def command_begin(self, cid: int, kind: str) -> bool:
+        """Note that this command is about to act. False: it was seen before, do nothing."""
+        with self.batch():
+            done = self._db.execute("INSERT OR IGNORE INTO commands (cid, kind) VALUES (?, ?)", (cid, kind)).rowcount
+            # The control plane repeats a command until its result is acknowledged, so long-acknowledged cids may go.
+            self._db.execute("DELETE FROM commands WHERE acked AND cid < ? - 10000", (cid,))
+        return done == 1
+
+    def command_finish(self, cid: int, *, ok: bool, text: str) -> None:
+        self._db.execute("UPDATE commands SET ok = ?, text = ? WHERE cid = ?", (int(ok), text, cid))
+
+    def command_abandon(self) -> None:
+        """After a restart: what was begun and has no result will never have one."""
+        self._db.execute("UPDATE commands SET ok = 0, text = 'The agent restarted while this command ran.' WHERE ok IS NULL")
+
+    def results(self) -> tuple[CommandResult, ...]:
+        """Results that no answered sync has carried yet. Causes one small query."""
+        found = self._db.execute("SELECT cid, ok, text FROM commands WHERE ok IS NOT NULL AND NOT acked ORDER BY cid LIMIT 50")
+        return tuple(CommandResult(cid=cid, ok=bool(ok), text=text or "") for cid, ok, text in found)
+
+    def results_ack(self, cids: Iterable[int]) -> None:
+        marks = [(cid,) for cid in cids]
+        if marks:
+            with self.batch():
+                self._db.executemany("UPDATE commands SET acked = 1, text = NULL WHERE cid = ?", marks)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def event_add(self, *, session: str, kind: str, gpu: str | None, at: float, data: dict[str, Any]) -> bool:
+        """Keep an event until it is acknowledged. False: MAX_EVENTS are waiting already and it was dropped."""
+        if self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0] >= MAX_EVENTS:
+            return False
+        body = json.dumps({"kind": kind, "gpu": gpu, "at": at, "data": data})
+        self._db.execute("INSERT INTO events (session, body) VALUES (?, ?)", (session, body))
+        return True
+
+    def events(self, limit: int = 200) -> tuple[AgentEvent, ...]:
+        """The oldest unacknowledged events. An eid is never used twice on this store, over restarts too."""
+        found = self._db.execute("SELECT eid, session, body FROM events ORDER BY eid LIMIT ?", (limit,))
+        return tuple(AgentEvent.from_json({"eid": eid, "session": session, **json.loads(body)}) for eid, session, body in found)
+
+    def events_ack(self, eids: Iterable[int]) -> None:
+        marks = [(eid,) for eid in eids]
+        if marks:
+            with self.batch():
+                self._db.executemany("DELETE FROM events WHERE eid = ?", marks)

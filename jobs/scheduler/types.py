@@ -1,0 +1,184 @@
+"""What a scheduling pass reads and what it answers. Immutable, no clock, no I/O; sizes in whole MiB, times in seconds.
+
+Units: memory MiB, temperature °C, load per cent, times seconds since the epoch (only differences matter).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why something does not fit: a code of jobs.scheduler.reasons plus the numbers. Put into words at the edge."""
+
+    code: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A live part of a card: HELD, ACTIVE, RELEASING or QUARANTINED."""
+
+    gpu: int
+    mib: int
+    exclusive: bool = False
+    job: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A card as the pass sees it. ``total_mib`` None = unknown: never schedulable."""
+
+    id: int
+    uuid: str
+    index: int
+    model: str
+    vendor: str = "nvidia"
+    total_mib: int | None = None
+    nominal_mib: int | None = None  # D1; None = derive from total
+    is_schedulable: bool = True  # HEALTHY, seen, on a node that takes work
+    state: str = "HEALTHY"
+    foreign_mib: int = 0  # memory that no job of ours owns; counts above 512 MiB (D1)
+    max_slices: int = 4
+    compute_capability: str | None = None
+    temp_c: int | None = None
+    util_pct: int | None = None
+    health: int = 100  # 0–100
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How near two cards of one node are: nvlink < pcie_switch < pcie_host < numa < system."""
+
+    a: int
+    b: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine. ``takes_work`` = READY and not cordoned; ``refusal`` says why not."""
+
+    id: int
+    name: str
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    takes_work: bool = True
+    refusal: str | None = None  # "cordoned" | "UNKNOWN" | "RECOVERING" | "DOWN" | …
+    cpu_cores: int | None = None
+    memory_mib: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    live_cpu_ranks: int = 0  # CPU-only ranks running here: spreads CPU jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a job asks for. ``gpu_count`` is for the whole job and is spread evenly over ``nodes`` (D30);
+    ``gpu_mem_mib`` None = whole cards; ``gpu_count`` 0 = CPU only."""
+
+    gpu_count: int = 1
+    gpu_mem_mib: int | None = None
+    nodes: int = 1
+    arch: str | None = None
+    model: str | None = None
+    vendor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A waiting job. ``held`` and ``quota`` jobs are given so that they get a reason; they are never placed."""
+
+    id: int
+    request: Request
+    submitted: float = 0.0
+    priority: int = 0
+    user: int = 0
+    project: int = 0
+    time_limit_s: int | None = None
+    hold: str | None = None  # None, or the reason code: "held" | "quota_exceeded" | …
+    hold_params: Mapping[str, Any] = field(default_factory=dict)
+    avoid_nodes: frozenset[int] = frozenset()  # nodes on which an attempt of this job just failed to launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A live job: when it may end. Used for forecasts and backfill."""
+
+    job: int
+    user: int
+    slices: tuple[Slice, ...]
+    started: float
+    time_limit_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that a pass may know. INVARIANT: nodes by id, jobs by queue order (priority, submitted, id) are not
+    assumed: ``plan`` sorts by stated keys itself."""
+
+    now: float
+    nodes: tuple[Node, ...]
+    jobs: Sequence[Job]
+    slices: tuple[Slice, ...] = ()
+    running: tuple[Running, ...] = ()
+    usage: Mapping[int, float] = field(default_factory=dict)  # user -> decayed weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What an admin may tune. Defaults are decisions D1, D2, D14."""
+
+    whole_above: float = 0.5  # share of nominal above which a request takes the whole card
+    min_slice_mib: int = 4096
+    max_slices: int = 4
+    foreign_floor_mib: int = 512
+    order: str = "fifo"
+    strategy: str = "default"
+    slicing_rules: bool = True  # False: byte-accurate slices, for comparison only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """One card, or part of it, for one rank. ``mib`` is what is taken from the card."""
+
+    gpu: int
+    mib: int
+    exclusive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlacement:
+    """The part of a job on one node; ``index`` is torchrun's node_rank. Grants are in placement order."""
+
+    index: int
+    node: int
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    job: int
+    ranks: tuple[RankPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """``never`` = no card or node of this cluster could ever hold it, whatever ends."""
+
+    job: int
+    reason: Reason
+    position: int  # 1 = head of the queue
+    never: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """INVARIANT: each job of the snapshot is in exactly one of the two."""
+
+    placements: tuple[Placement, ...]
+    refusals: tuple[Refusal, ...]

@@ -1,0 +1,294 @@
+"""One settings file; everything that differs between installations comes from NEBULA_* in the environment.
+
+``NEBULA_X_FILE`` names a file that holds the value of ``NEBULA_X`` (for secrets). docs/settings.md lists them all; a
+test keeps that list true.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.translation import gettext_lazy as _
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+
+
+def env(name: str, default: str = "") -> str:
+    """``NEBULA_<name>`` or the content of the file that ``NEBULA_<name>_FILE`` names."""
+    path = os.environ.get(f"NEBULA_{name}_FILE")
+    if path:
+        try:
+            return Path(path).read_text().strip()
+        except OSError as error:
+            raise ImproperlyConfigured(f"NEBULA_{name}_FILE names {path}, which can't be read: {error.strerror}.") from error
+    return os.environ.get(f"NEBULA_{name}", default)
+
+
+def env_int(name: str, default: int) -> int:
+    text = env(name, str(default))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"NEBULA_{name} is {text!r}; expected a whole number such as {default}.") from error
+
+
+def env_bool(name: str, default: bool) -> bool:
+    text = env(name, "1" if default else "0").lower()
+    if text not in {"1", "0", "true", "false", "yes", "no"}:
+        raise ImproperlyConfigured(f"NEBULA_{name} is {text!r}; expected 1 or 0.")
+    return text in {"1", "true", "yes"}
+
+
+def env_list(name: str, default: str = "") -> list[str]:
+    return [part.strip() for part in env(name, default).split(",") if part.strip()]
+
+
+DATA_DIR = Path(env("DATA", str(BASE_DIR / "var"))).resolve()
+RUN_DIR = DATA_DIR / "run"
+LOG_DIR = DATA_DIR / "logs"  # jobs' output
+ARTIFACT_DIR = DATA_DIR / "artifacts"
+PORT = env_int("PORT", 8000)
+TESTING = "pytest" in sys.modules
+
+
+def _secret_key() -> str:
+    """The installation's own key: from the environment, else a file made at first use (mode 0600)."""
+    key = env("SECRET_KEY")
+    if key:
+        return key
+    path = DATA_DIR / "secret-key"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = secrets.token_urlsafe(50)
+        # Two processes may start at once: write aside, then link; the first link wins and both read it.
+        aside = path.with_name(f"secret-key.{os.getpid()}")
+        aside.touch(mode=0o600)
+        aside.write_text(key)
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass
+        finally:
+            aside.unlink()
+        return path.read_text().strip()
+
+
+SECRET_KEY = _secret_key()
+DEBUG = env_bool("DEBUG", False)
+ALLOWED_HOSTS = env_list("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
+CSRF_TRUSTED_ORIGINS = env_list("CSRF_TRUSTED_ORIGINS")
+BASE_URL = env("BASE_URL", f"http://127.0.0.1:{PORT}")
+
+INSTALLED_APPS = [
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "servestatic.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "django_filters",
+    "django_htmx",
+    "channels",
+    "quotas",
+    "nodes",
+    "jobs",
+    "nebulagrid",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+]
+
+ROOT_URLCONF = "nebulagrid.urls"
+ASGI_APPLICATION = "nebulagrid.asgi.application"
+TEMPLATES: list[dict[str, Any]] = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+
+def database_from_url(url: str) -> dict[str, Any]:
+    """``postgres://user:password@host:port/name?option=…`` or ``sqlite:///path``; empty = SQLite in the data folder."""
+    if not url:
+        url = f"sqlite:///{DATA_DIR / 'nebula.sqlite3'}"
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        return {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": unquote(parts.path[1:] if parts.path.startswith("//") else parts.path) or str(DATA_DIR / "nebula.sqlite3"),
+            # Without these, two thirds of concurrent writes failed with "database is locked".
+            "OPTIONS": {
+                "timeout": 20,
+                "transaction_mode": "IMMEDIATE",
+                "init_command": "PRAGMA journal_mode=WAL;PRAGMA synchronous=NORMAL;PRAGMA mmap_size=134217728;PRAGMA cache_size=-20000;",
+            },
+        }
+    if parts.scheme in {"postgres", "postgresql"}:
+        options: dict[str, Any] = dict(parse_qsl(parts.query))
+        if not TESTING:
+            options["pool"] = {"min_size": 1, "max_size": 8}
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": unquote(parts.path.lstrip("/")),
+            "USER": unquote(parts.username or ""),
+            "PASSWORD": unquote(parts.password or ""),
+            "HOST": parts.hostname or options.pop("host", ""),
+            "PORT": str(parts.port or ""),
+            "OPTIONS": options,
+        }
+    raise ImproperlyConfigured("NEBULA_DATABASE_URL must begin with postgres:// or sqlite://.")
+
+
+DATABASES = {"default": database_from_url(env("DATABASE_URL"))}
+# Connections of the web process live for one request (each runs in a thread of its own); a worker keeps its few.
+if env("ROLE") == "worker" and DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    DATABASES["default"]["CONN_MAX_AGE"] = 600
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+# --- Redis: hints only. Everything converges with it empty or away ------------------------------------------------
+REDIS_URL = env("REDIS_URL") or f"unix://{RUN_DIR / 'redis.sock'}"
+
+
+def redis_db(number: int, *, celery: bool = False) -> str:
+    """The installation's Redis with a database number, in redis-py's or in Celery's spelling."""
+    base = REDIS_URL.split("?")[0]
+    if base.startswith("unix://"):
+        path = base.removeprefix("unix://")
+        return f"redis+socket://{path}?virtual_host={number}" if celery else f"unix://{path}?db={number}"
+    return f"{base.rstrip('/')}/{number}" if base.count("/") == 2 else f"{base.rsplit('/', 1)[0]}/{number}"
+
+
+CHANNEL_LAYERS: dict[str, Any] = {
+    "default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer", "CONFIG": {"hosts": [redis_db(2)]}},
+}
+LIVE_REDIS_URL = redis_db(1)
+CELERY_BROKER_URL = redis_db(0, celery=True)
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_connect_timeout": 2, "socket_timeout": 30, "visibility_timeout": 3600}
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_STORE_EAGER_RESULT = False
+CELERY_TASK_TIME_LIMIT = 60
+CELERY_TIMEZONE = "UTC"
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_BEAT_SCHEDULE: dict[str, Any] = {
+    # Nudges expire: a beat that was ahead of a slow worker leaves no backlog.
+    "sweep": {"task": "jobs.tasks.schedule_sweep", "schedule": 3.0, "options": {"expires": 3}},
+    "liveness": {"task": "nodes.tasks.liveness_check", "schedule": 1.0, "options": {"expires": 1}},
+    "last-seen": {"task": "nodes.tasks.last_seen_flush", "schedule": 5.0, "options": {"expires": 5}},
+    "upkeep": {"task": "jobs.tasks.upkeep", "schedule": 30.0, "options": {"expires": 30}},
+}
+
+# --- People ---------------------------------------------------------------------------------------------------
+AUTH_USER_MODEL = "quotas.User"
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+ACCOUNT_USER_MODEL_USERNAME_FIELD = None
+ACCOUNT_LOGIN_METHODS = {"email"}
+ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
+ACCOUNT_EMAIL_VERIFICATION = env("EMAIL_VERIFICATION", "none")
+LOGIN_REDIRECT_URL = "/"
+LOGIN_URL = "account_login"
+EMAIL_BACKEND = env("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend")
+
+# --- Words, time, files ---------------------------------------------------------------------------------------
+LANGUAGE_CODE = "en"
+LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
+LOCALE_PATHS = [BASE_DIR / "nebulagrid" / "locale"]
+USE_I18N = True
+USE_TZ = True
+TIME_ZONE = "UTC"
+STATIC_URL = "static/"
+STATIC_ROOT = Path(env("STATIC_ROOT", str(DATA_DIR / "static")))
+STATICFILES_DIRS = [BASE_DIR / "static"]
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BASE_URL.startswith("https://")
+
+# --- REST API -------------------------------------------------------------------------------------------------
+REST_FRAMEWORK: dict[str, Any] = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["quotas.auth.TokenAuthentication", "quotas.auth.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PAGINATION_CLASS": "nebulagrid.api.Pagination",
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "nebulagrid.api.exception_handler",
+    "DEFAULT_THROTTLE_CLASSES": ["quotas.throttles.AnonymousThrottle"],
+    "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
+}
+SPECTACULAR_SETTINGS: dict[str, Any] = {
+    "TITLE": "NebulaGrid API",
+    "DESCRIPTION": "Submit jobs, follow them, see the pool.",
+    "VERSION": "1",
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+}
+
+# --- NebulaGrid's own; docs/settings.md explains each -----------------------------------------------------------
+THROTTLE_ANONYMOUS = env("THROTTLE_ANONYMOUS", "5/60")  # burst / seconds to refill it, per address (D17)
+THROTTLE_SUBMIT = env("THROTTLE_SUBMIT", "300/15")  # 20 a second, burst 300, per user
+THROTTLE_AGENT = env("THROTTLE_AGENT", "200/10")  # per node
+TRUSTED_PROXIES = env_int("TRUSTED_PROXIES", 0)  # how many of our own proxies append to X-Forwarded-For
+SYNC_INTERVAL_S = env_int("SYNC_INTERVAL_S", 5)
+UNKNOWN_AFTER_S = env_int("UNKNOWN_AFTER_S", 15)
+LEASE_S = env_int("LEASE_S", 600)
+LOG_CAP_MIB = env_int("LOG_CAP_MIB", 1024)
+ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
+MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
+FAULT_GRACE_S = env_int("FAULT_GRACE_S", 15)
+STOP_GRACE_S = env_int("STOP_GRACE_S", 30)
+DEFAULT_GPU_HOURS = env_int("DEFAULT_GPU_HOURS", 2000)
+
+LOGGING: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["stderr"], "level": env("LOG_LEVEL", "INFO")},
+}

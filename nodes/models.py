@@ -1,0 +1,207 @@
+"""The pool's hardware: Node, EnrolToken, Gpu, GpuLink, HealthEvent, AgentCommand.
+
+INVARIANT (database constraints): Σ live slice MiB on a card ≤ its size, live slices ≤ its cap, an exclusive slice is
+alone. The three counters on Gpu carry it; jobs/apply.py and jobs/services write them by conditional UPDATE only.
+Latest telemetry is in Redis (nodes/telemetry.py), not here.
+"""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+
+class NodeState(models.TextChoices):
+    ENROLLING = "ENROLLING", _("enrolling")
+    RECOVERING = "RECOVERING", _("recovering")
+    READY = "READY", _("ready")
+    UNKNOWN = "UNKNOWN", _("unknown")
+    DOWN = "DOWN", _("down")
+    RETIRED = "RETIRED", _("retired")
+
+
+class Node(models.Model):
+    """A machine with an agent. ``session`` is the agent's current start; superseded ones are refused for ever.
+    ``past_sessions`` keeps the last 32. ``last_seen_at`` is flushed in bulk every 5 s; the truth of the second is in Redis."""
+
+    name = models.SlugField(_("name"), max_length=63, unique=True)
+    state = models.CharField(_("state"), max_length=12, choices=NodeState.choices, default=NodeState.ENROLLING)
+    state_at = models.DateTimeField(_("state since"), default=timezone.now)
+    credential_sha256 = models.CharField(max_length=64, unique=True, null=True, editable=False)
+    session = models.CharField(_("agent session"), max_length=40, blank=True)
+    past_sessions = models.JSONField(default=list, editable=False)
+    last_seq = models.BigIntegerField(default=0, editable=False)
+    boot_id = models.CharField(_("boot id"), max_length=40, blank=True)
+    inventory_sha256 = models.CharField(max_length=64, blank=True, editable=False)
+    last_seen_at = models.DateTimeField(_("last seen"), null=True, blank=True)
+    hostname = models.CharField(_("host name"), max_length=253, blank=True)
+    address = models.CharField(_("address"), max_length=253, blank=True)
+    os = models.CharField(_("operating system"), max_length=120, blank=True)
+    agent_version = models.CharField(_("agent version"), max_length=40, blank=True)
+    driver_version = models.CharField(_("driver"), max_length=40, blank=True)
+    cuda_version = models.CharField(_("CUDA"), max_length=20, blank=True)
+    cpu_cores = models.PositiveIntegerField(_("CPU cores"), null=True, blank=True)
+    memory_mib = models.PositiveIntegerField(_("memory, MiB"), null=True, blank=True)
+    has_rdma = models.BooleanField(_("RDMA"), default=False)
+    is_simulated = models.BooleanField(_("simulated"), default=False)
+    advice = models.JSONField(_("advice"), default=list, blank=True)
+    labels = models.JSONField(_("labels"), default=dict, blank=True)
+    cordoned = models.BooleanField(_("cordoned"), default=False)
+    cordon_reason = models.CharField(_("cordon reason"), max_length=200, blank=True)
+    cordoned_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("cordoned by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    cordoned_until = models.DateTimeField(_("cordoned until"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ("name",)
+        verbose_name = _("node")
+        verbose_name_plural = _("nodes")
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def takes_work(self) -> bool:
+        return self.state == NodeState.READY and not self.cordoned
+
+
+class EnrolToken(models.Model):
+    """Lets one machine join once, for at most an hour."""
+
+    token_sha256 = models.CharField(max_length=64, unique=True, editable=False)
+    node_name = models.SlugField(_("node name"), max_length=63, blank=True, help_text=_("Empty: the machine's own name."))
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(_("expires"))
+    used_at = models.DateTimeField(_("used"), null=True, blank=True, editable=False)
+    node = models.ForeignKey(Node, verbose_name=_("node"), null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="+")
+
+    class Meta:
+        verbose_name = _("enrolment token")
+        verbose_name_plural = _("enrolment tokens")
+
+    def __str__(self) -> str:
+        return f"token for {self.node_name or 'any machine'}"
+
+
+class GpuState(models.TextChoices):
+    HEALTHY = "HEALTHY", _("healthy")
+    SUSPECT = "SUSPECT", _("suspect")
+    ISOLATED = "ISOLATED", _("isolated")
+    MAINTENANCE = "MAINTENANCE", _("maintenance")
+    MISSING = "MISSING", _("missing")
+
+
+class Gpu(models.Model):
+    """A card of any vendor, known by its UUID for ever. ``total_mib`` None = unknown: shown, never scheduled.
+
+    ``held_mib``, ``live_slices`` and ``is_exclusive`` count the live slices (HELD, ACTIVE, RELEASING, QUARANTINED).
+    """
+
+    node = models.ForeignKey(Node, verbose_name=_("node"), on_delete=models.CASCADE, related_name="gpus")
+    uuid = models.CharField(_("UUID"), max_length=80, unique=True)
+    index = models.PositiveIntegerField(_("index"))
+    model = models.CharField(_("model"), max_length=120)
+    vendor = models.CharField(_("vendor"), max_length=20)
+    total_mib = models.PositiveIntegerField(_("memory, MiB"), null=True, blank=True)
+    nominal_mib = models.PositiveIntegerField(_("nominal memory, MiB"), null=True, blank=True)
+    compute_capability = models.CharField(_("compute capability"), max_length=12, blank=True)
+    pci_bus_id = models.CharField(_("PCI bus id"), max_length=32, blank=True)
+    pcie_gen = models.PositiveSmallIntegerField(_("PCIe generation"), null=True, blank=True)
+    pcie_width = models.PositiveSmallIntegerField(_("PCIe lanes"), null=True, blank=True)
+    numa = models.IntegerField(_("NUMA node"), null=True, blank=True)
+    is_unified = models.BooleanField(_("unified memory"), default=False)
+    is_simulated = models.BooleanField(_("simulated"), default=False)
+    state = models.CharField(_("state"), max_length=12, choices=GpuState.choices, default=GpuState.HEALTHY)
+    state_reason = models.CharField(_("state reason"), max_length=200, blank=True)
+    state_at = models.DateTimeField(_("state since"), default=timezone.now)
+    health_score = models.PositiveSmallIntegerField(_("health score"), default=100)
+    max_slices = models.PositiveSmallIntegerField(_("most slices"), default=4)
+    held_mib = models.PositiveIntegerField(_("memory held, MiB"), default=0)
+    live_slices = models.PositiveSmallIntegerField(_("live slices"), default=0)
+    is_exclusive = models.BooleanField(_("held whole"), default=False)
+
+    class Meta:
+        ordering = ("node__name", "index")
+        verbose_name = _("GPU")
+        verbose_name_plural = _("GPUs")
+        constraints = (
+            models.CheckConstraint(condition=Q(held_mib=0) | Q(held_mib__lte=F("total_mib")), name="gpu_memory_not_oversold"),
+            models.CheckConstraint(condition=Q(live_slices__lte=F("max_slices")), name="gpu_slices_within_cap"),
+            models.CheckConstraint(condition=Q(is_exclusive=False) | Q(live_slices=1), name="gpu_exclusive_is_alone"),
+            models.CheckConstraint(condition=Q(live_slices__gt=0) | Q(held_mib=0, is_exclusive=False), name="gpu_empty_is_empty"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.node_id}:{self.index} {self.model}"
+
+
+class GpuLink(models.Model):
+    """How near two cards of a node are; ``a`` has the smaller id."""
+
+    a = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="+")
+    b = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="+")
+    kind = models.CharField(_("kind"), max_length=12)  # nvlink | pcie_switch | pcie_host | numa | system
+    count = models.PositiveSmallIntegerField(_("lanes"), default=1)
+
+    class Meta:
+        verbose_name = _("GPU link")
+        verbose_name_plural = _("GPU links")
+        constraints = (
+            models.UniqueConstraint(fields=("a", "b"), name="gpulink_once"),
+            models.CheckConstraint(condition=Q(a__lt=F("b")), name="gpulink_ordered"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.a_id}–{self.b_id} {self.kind}"
+
+
+class HealthEvent(models.Model):
+    """What an agent reported once. (node, session, eid) is unique: repeats are dropped by the database."""
+
+    node = models.ForeignKey(Node, verbose_name=_("node"), on_delete=models.CASCADE, related_name="health_events")
+    gpu = models.ForeignKey(Gpu, verbose_name=_("GPU"), null=True, blank=True, on_delete=models.SET_NULL, related_name="health_events")
+    session = models.CharField(max_length=40)
+    eid = models.BigIntegerField()
+    kind = models.CharField(_("kind"), max_length=40)
+    data = models.JSONField(_("data"), default=dict, blank=True)
+    at = models.DateTimeField(_("at"), default=timezone.now, db_index=True)
+
+    class Meta:
+        verbose_name = _("health event")
+        verbose_name_plural = _("health events")
+        constraints = (models.UniqueConstraint(fields=("node", "session", "eid"), name="healthevent_once"),)
+
+    def __str__(self) -> str:
+        return f"{self.kind} on {self.node_id}"
+
+
+class AgentCommand(models.Model):
+    """A request to a node's agent. QUEUED → DONE | FAILED | EXPIRED; given out with each sync until it is answered."""
+
+    class State(models.TextChoices):
+        QUEUED = "QUEUED", _("queued")
+        DONE = "DONE", _("done")
+        FAILED = "FAILED", _("failed")
+        EXPIRED = "EXPIRED", _("expired")
+
+    node = models.ForeignKey(Node, verbose_name=_("node"), on_delete=models.CASCADE, related_name="commands")
+    verb = models.CharField(_("verb"), max_length=20)
+    args = models.JSONField(_("arguments"), default=dict, blank=True)
+    state = models.CharField(_("state"), max_length=8, choices=State.choices, default=State.QUEUED)
+    text = models.TextField(_("result"), blank=True)
+    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+")
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(_("expires"))
+    finished_at = models.DateTimeField(_("finished"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("agent command")
+        verbose_name_plural = _("agent commands")
+        indexes = (models.Index(fields=("node", "state"), name="agentcommand_node_state"),)
+
+    def __str__(self) -> str:
+        return f"{self.verb} on {self.node_id}"
