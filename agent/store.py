@@ -13,7 +13,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,7 @@ def _tri(value: int | None) -> bool | None:
     return None if value is None else bool(value)
 
 
-_COLUMNS = (
-    "rank job epoch state spec spec_sha256 boot_id lease_s baseline exit launch_error launch_detail final_log_offset released "
-    "started_at checkpoint_seen log_offset log_done artifacts_done forgotten"
-).split()
+_COLUMNS = tuple(f.name for f in fields(RankRow))  # the table has the same names, in any order
 
 
 def _row(values: tuple[Any, ...]) -> RankRow:
@@ -146,7 +143,7 @@ class Store:
                 self.meta_set("schema", str(SCHEMA_VERSION))
             elif int(version) > SCHEMA_VERSION:
                 raise StoreError(f"{path} was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION}); upgrade the agent.")
-            self._ranks = {r.rank: r for r in map(_row, self._db.execute(f"SELECT {', '.join(_COLUMNS)} FROM ranks"))}
+            self._ranks = {r.rank: r for r in map(_row, self._db.execute(f"SELECT {', '.join(_COLUMNS)} FROM ranks"))}  # noqa: S608
             self._tombs = {job: Tombstone(epoch, ran) for job, epoch, ran in self._db.execute("SELECT job, epoch, ran_epoch FROM tombstones")}
         except sqlite3.Error as error:
             raise StoreError(f"The agent's store {path} cannot be used: {error}. Check the disk and the file's owner.") from error
@@ -252,7 +249,7 @@ class Store:
 
     def _insert(self, row: RankRow) -> None:
         marks = ", ".join("?" * len(_COLUMNS))
-        self._db.execute(f"INSERT INTO ranks ({', '.join(_COLUMNS)}) VALUES ({marks})", [_value(getattr(row, c)) for c in _COLUMNS])
+        self._db.execute(f"INSERT INTO ranks ({', '.join(_COLUMNS)}) VALUES ({marks})", [_value(getattr(row, c)) for c in _COLUMNS])  # noqa: S608
         self._ranks[row.rank] = row
 
     def rank_update(self, rank: RankId, **changes: Any) -> RankRow:
@@ -262,7 +259,7 @@ class Store:
         if not changes:
             return row
         sets = ", ".join(f"{name} = ?" for name in changes)
-        self._db.execute(f"UPDATE ranks SET {sets} WHERE rank = ?", [*map(_value, changes.values()), rank])
+        self._db.execute(f"UPDATE ranks SET {sets} WHERE rank = ?", [*map(_value, changes.values()), rank])  # noqa: S608
         self._ranks[rank] = row = replace(row, **changes)
         return row
 
@@ -281,7 +278,8 @@ class Store:
         new = Tombstone(max(old.epoch, epoch), max(old.ran_epoch, ran))
         if new != old:
             self._db.execute(
-                "INSERT INTO tombstones VALUES (?, ?, ?) ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, ran_epoch = excluded.ran_epoch",
+                "INSERT INTO tombstones VALUES (?, ?, ?) "
+                "ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, ran_epoch = excluded.ran_epoch",
                 (job, new.epoch, new.ran_epoch),
             )
             self._tombs[job] = new

@@ -1,0 +1,333 @@
+"""Reading the hardware without ever waiting for it.
+
+NVML is asked in one child process that stays (a call stuck in the driver cannot be interrupted, only left alone). The
+loop sends a request, at most one is outstanding, and takes the answer when it comes; past the deadline the cards count
+as unresponsive. Nothing is spawned for a sample. The simulation needs no child and is read in place.
+
+Child protocol, one JSON object a line: in `{"processes": bool}`, out `{"sample": …}` or `{"event": …}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from agent.backends.base import BackendError, BackendHang, Cards, HardwareBackend, HardwareEvent, Placed
+from agent.protocol import GpuInfo, GpuProcess, GpuStatus, LinkInfo, from_json
+
+log = logging.getLogger("nebula-agent")
+
+DEADLINE_S = 10.0
+#: After so long the child is killed. One stuck in the driver survives that; it is then left alone, and no second one starts.
+KILL_AFTER_S = 60.0
+RESTART_S = (1.0, 60.0)
+REOPEN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One reading. ``processes`` None = not asked for or not told; ``processes_read`` tells which."""
+
+    at: float  # monotonic
+    cards: Cards = field(default_factory=Cards)
+    status: tuple[GpuStatus, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = None
+    processes_read: bool = False
+    error: str | None = None  # the hardware layer as a whole does not work; the text says why
+    error_kind: str | None = None
+
+
+class Probe(Protocol):
+    """How the loop reads the hardware."""
+
+    @property
+    def unresponsive(self) -> bool:
+        """A request is older than the deadline."""
+
+    def fileno(self) -> int | None:
+        """A descriptor to watch, or None."""
+
+    def request(self, *, processes: bool) -> None:
+        """Ask for a sample; does nothing while one is outstanding (a wish for processes is remembered)."""
+
+    def poll(self) -> tuple[list[Sample], list[HardwareEvent]]:
+        """Answers and events that came in. Never blocks."""
+
+    def placed(self, ranks: Sequence[Placed]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def sample_take(backend: HardwareBackend, *, processes: bool, at: float) -> Sample:
+    """One reading of everything. Raises BackendHang; other trouble is in the sample."""
+    try:
+        status = tuple(backend.get_status())
+        listed = backend.get_process_list() if processes else None
+        return Sample(
+            at=at,
+            cards=backend.inventory(),
+            status=status,
+            processes=None if listed is None else tuple(listed),
+            processes_read=processes,
+        )
+    except BackendError as error:
+        return Sample(at=at, error=str(error), error_kind=error.kind)
+
+
+class InlineProbe:
+    """For backends that cannot block."""
+
+    def __init__(self, backend: HardwareBackend, *, deadline_s: float = DEADLINE_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backend, self._clock, self._deadline_s = backend, clock, deadline_s
+        self._samples: list[Sample] = []
+        self._asked_at: float | None = None  # set while the backend hangs
+        self._want_processes = False
+        self._open = False
+
+    @property
+    def unresponsive(self) -> bool:
+        return self._asked_at is not None and self._clock() - self._asked_at >= self._deadline_s
+
+    def fileno(self) -> int | None:
+        return None
+
+    def request(self, *, processes: bool) -> None:
+        self._want_processes |= processes
+        try:
+            if not self._open:
+                self._backend.initialize()
+                self._open = True
+            self._samples.append(sample_take(self._backend, processes=self._want_processes, at=self._clock()))
+        except BackendHang:
+            if self._asked_at is None:
+                self._asked_at = self._clock()
+            return
+        except BackendError as error:
+            self._samples.append(Sample(at=self._clock(), error=str(error), error_kind=error.kind))
+        self._asked_at, self._want_processes = None, False
+
+    def poll(self) -> tuple[list[Sample], list[HardwareEvent]]:
+        samples, self._samples = self._samples, []
+        events: list[HardwareEvent] = []
+        if self._open:
+            with contextlib.suppress(BackendError, BackendHang):
+                events = self._backend.events()
+        return samples, events
+
+    def placed(self, ranks: Sequence[Placed]) -> None:
+        self._backend.placed(ranks)
+
+    def close(self) -> None:
+        self._backend.cleanup()
+
+
+class ChildProbe:
+    """For NVML: `python -m agent.probe` behind two pipes."""
+
+    def __init__(self, *, deadline_s: float = DEADLINE_S, kill_after_s: float = KILL_AFTER_S, argv: Sequence[str] | None = None) -> None:
+        self._argv = list(argv or [sys.executable, "-P", "-m", "agent.probe"])
+        self._deadline_s, self._kill_after_s = deadline_s, kill_after_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._asked_at: float | None = None
+        self._want_processes = False
+        self._killed = False
+        self._restart_at, self._backoff_s = 0.0, RESTART_S[0]
+
+    @property
+    def unresponsive(self) -> bool:
+        return self._asked_at is not None and time.monotonic() - self._asked_at >= self._deadline_s
+
+    def fileno(self) -> int | None:
+        return self._child.stdout.fileno() if self._child is not None and self._child.stdout is not None else None
+
+    @property
+    def child_pid(self) -> int | None:
+        return self._child.pid if self._child is not None else None
+
+    def _spawn(self) -> bool:
+        if time.monotonic() < self._restart_at:
+            return False
+        package_root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))}
+        try:
+            child = subprocess.Popen(self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True)
+        except OSError as error:
+            log.error("The hardware probe cannot be started: %s.", error)
+            self._gone()
+            return False
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+        self._child, self._buffer, self._killed = child, b"", False
+        return True
+
+    def _gone(self) -> None:
+        self._restart_at = time.monotonic() + self._backoff_s
+        self._backoff_s = min(RESTART_S[1], self._backoff_s * 2)
+        child, self._child = self._child, None
+        if child is not None:
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def request(self, *, processes: bool) -> None:
+        self._want_processes |= processes
+        now = time.monotonic()
+        if self._asked_at is not None:
+            if self._child is not None and now - self._asked_at >= self._kill_after_s and not self._killed:
+                log.warning("The hardware probe has not answered for %d s; ending it.", now - self._asked_at)
+                self._killed = True
+                self._child.kill()
+            if self._child is not None and self._child.poll() is None:
+                return
+            # The child is gone with its answer; _asked_at stays, so that the cards stay unresponsive until one answers.
+            if self._child is not None:
+                self._gone()
+        if self._child is None and not self._spawn():
+            self._asked_at = self._asked_at if self._asked_at is not None else now
+            return
+        if self._child is None or self._child.stdin is None:
+            return
+        try:
+            os.write(self._child.stdin.fileno(), json.dumps({"processes": self._want_processes}).encode() + b"\n")
+        except OSError:
+            self._gone()
+        self._asked_at = self._asked_at if self._asked_at is not None else now
+
+    def poll(self) -> tuple[list[Sample], list[HardwareEvent]]:
+        samples: list[Sample] = []
+        events: list[HardwareEvent] = []
+        child = self._child
+        if child is None or child.stdout is None:
+            return samples, events
+        while True:
+            try:
+                data = os.read(child.stdout.fileno(), 1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                child.poll()
+                self._gone()
+                break
+            self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            try:
+                message = json.loads(line)
+                if "event" in message:
+                    events.append(HardwareEvent(**message["event"]))
+                else:
+                    samples.append(_sample_from(message["sample"]))
+            except (ValueError, KeyError, TypeError) as error:
+                log.warning("The hardware probe said something that is not its protocol: %s.", error)
+        if samples:
+            self._asked_at, self._want_processes, self._backoff_s = None, False, RESTART_S[0]
+        return samples, events
+
+    def placed(self, ranks: Sequence[Placed]) -> None:
+        return
+
+    def close(self) -> None:
+        child = self._child
+        if child is not None:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=2.0)
+            self._gone()
+
+
+def _sample_to(sample: Sample) -> dict[str, Any]:
+    return {
+        "gpus": [g.to_json() for g in sample.cards.gpus],
+        "links": [link.to_json() for link in sample.cards.links],
+        "driver": sample.cards.driver_version,
+        "cuda": sample.cards.cuda_version,
+        "simulated": sample.cards.simulated,
+        "status": [s.to_json() for s in sample.status],
+        "processes": None if sample.processes is None else [p.to_json() for p in sample.processes],
+        "processes_read": sample.processes_read,
+        "error": sample.error,
+        "error_kind": sample.error_kind,
+    }
+
+
+def _sample_from(found: dict[str, Any]) -> Sample:
+    return Sample(
+        at=time.monotonic(),
+        cards=Cards(
+            gpus=tuple(from_json(GpuInfo, g) for g in found["gpus"]),
+            links=tuple(from_json(LinkInfo, link) for link in found["links"]),
+            driver_version=found["driver"],
+            cuda_version=found["cuda"],
+            simulated=found["simulated"],
+        ),
+        status=tuple(from_json(GpuStatus, s) for s in found["status"]),
+        processes=None if found["processes"] is None else tuple(from_json(GpuProcess, p) for p in found["processes"]),
+        processes_read=found["processes_read"],
+        error=found["error"],
+        error_kind=found["error_kind"],
+    )
+
+
+def child_main() -> None:
+    """The child: read requests until the agent is gone."""
+    import signal
+    import threading
+
+    from agent.backends.nvml import NvmlBackend
+
+    # A Ctrl-C in the agent's terminal is the agent's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lock = threading.Lock()
+    backend = NvmlBackend()
+
+    def send(message: dict[str, Any]) -> None:
+        with lock:
+            try:
+                sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
+                sys.stdout.buffer.flush()
+            except OSError:
+                os._exit(0)  # the agent is gone
+
+    def send_events() -> None:
+        for event in backend.events():
+            send({"event": {"kind": event.kind, "gpu": event.gpu, "data": event.data, "at": event.at}})
+
+    backend.on_event = send_events
+    opened_at: float | None = None
+    failure: BackendError | None = None
+    for line in sys.stdin.buffer:
+        processes = bool(json.loads(line).get("processes"))
+        now = time.monotonic()
+        if opened_at is None or ((failure is not None or not backend.inventory().gpus) and now - opened_at >= REOPEN_S):
+            # No driver yet, or no card yet: look again now and then, so that a node that comes up slowly is picked up.
+            opened_at, failure = now, None
+            try:
+                backend.initialize()
+            except BackendError as error:
+                failure = error
+        if failure is not None:
+            sample = Sample(at=now, error=str(failure), error_kind=failure.kind)
+        else:
+            sample = sample_take(backend, processes=processes, at=now)
+            if sample.error is not None:
+                failure, opened_at = BackendError(sample.error, sample.error_kind or "backend_error"), now
+        send_events()
+        send({"sample": _sample_to(replace(sample, processes_read=processes))})
+    os._exit(0)  # a thread may be stuck in the driver; nobody waits for it
+
+
+if __name__ == "__main__":
+    child_main()
