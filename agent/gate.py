@@ -46,7 +46,9 @@ def gate_open(grants: Iterable[GpuGrant], evidence: Evidence) -> str | None:
             continue  # shared memory cannot be told apart; what is unknown proves nothing either way
         foreign = max(sum(p.used_mib or 0 for p in here), evidence.baseline_mib.get(grant.uuid, 0))
         if card.used_mib > foreign + SLACK_MIB:
-            return f"card {grant.uuid} still has {card.used_mib} MiB in use, {foreign} MiB of them foreign; at most {SLACK_MIB} MiB more are allowed"
+            return (
+                f"card {grant.uuid} still has {card.used_mib} MiB in use; {foreign} MiB foreign use and {SLACK_MIB} MiB slack are allowed"
+            )
     return None
 
 

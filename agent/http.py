@@ -57,7 +57,8 @@ def endpoint_parse(url: str) -> Endpoint:
         raise EndpointError("The endpoint must hold no user, password, query or fragment.")
     if parts.scheme == "http" and not _is_loopback(parts.hostname):
         raise EndpointError(
-            f"Plain http is allowed to this machine only, and {parts.hostname} is another: use https:// (with ca_file or pin_sha256 for an own CA)."
+            f"Plain http is allowed to this machine only, and {parts.hostname} is another: "
+            "use https:// (with ca_file or pin_sha256 for an own CA)."
         )
     tls = parts.scheme == "https"
     return Endpoint(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls)

@@ -85,7 +85,9 @@ class Warn:
 Action: TypeAlias = Start | Stop | Forget | Refuse | Lease | Warn
 
 
-def diff(desired: Mapping[RankId, Desired], observed: Mapping[RankId, Held], *, tombstones: Mapping[int, Tombstone] | None = None) -> list[Action]:
+def diff(
+    desired: Mapping[RankId, Desired], observed: Mapping[RankId, Held], *, tombstones: Mapping[int, Tombstone] | None = None
+) -> list[Action]:
     """Desired and held → actions, in the order of rank ids within each kind: stops first, then forgets, then starts."""
     fences = tombstones or {}
     newest: dict[int, int] = {}  # job → highest epoch that shall run

@@ -142,9 +142,13 @@ class Store:
             if version is None:
                 self.meta_set("schema", str(SCHEMA_VERSION))
             elif int(version) > SCHEMA_VERSION:
-                raise StoreError(f"{path} was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION}); upgrade the agent.")
+                raise StoreError(
+                    f"{path} was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION}); upgrade the agent."
+                )
             self._ranks = {r.rank: r for r in map(_row, self._db.execute(f"SELECT {', '.join(_COLUMNS)} FROM ranks"))}  # noqa: S608
-            self._tombs = {job: Tombstone(epoch, ran) for job, epoch, ran in self._db.execute("SELECT job, epoch, ran_epoch FROM tombstones")}
+            self._tombs = {
+                job: Tombstone(epoch, ran) for job, epoch, ran in self._db.execute("SELECT job, epoch, ran_epoch FROM tombstones")
+            }
         except sqlite3.Error as error:
             raise StoreError(f"The agent's store {path} cannot be used: {error}. Check the disk and the file's owner.") from error
 

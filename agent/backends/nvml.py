@@ -64,7 +64,7 @@ class NvmlBackend:
         try:
             import pynvml
         except ImportError as error:
-            raise BackendError("The Python package nvidia-ml-py is missing; install it or set backend = \"none\".", "no_library") from error
+            raise BackendError('The Python package nvidia-ml-py is missing; install it or set backend = "none".', "no_library") from error
         try:
             # Flag 1 = NVML_INIT_FLAG_NO_GPUS: no card yet is not an error, cards may appear later.
             pynvml.nvmlInitWithFlags(1)
@@ -84,7 +84,7 @@ class NvmlBackend:
                 "Driver and NVML library differ in version (driver mismatch): reboot the node. Running jobs go on.", "driver_mismatch"
             )
         if code == nv.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return BackendError(f"{_LIBRARY} was not found: install the NVIDIA driver or set backend = \"none\".", "no_library")
+            return BackendError(f'{_LIBRARY} was not found: install the NVIDIA driver or set backend = "none".', "no_library")
         if code == nv.NVML_ERROR_DRIVER_NOT_LOADED:
             return BackendError("The NVIDIA driver is not loaded: `modprobe nvidia` or reboot the node.", "driver_not_loaded")
         if code == nv.NVML_ERROR_NO_PERMISSION:

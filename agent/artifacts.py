@@ -1,0 +1,181 @@
+"""Uploading what a job left in $NEBULA_ARTIFACTS, after its exit: `PUT /api/agent/v1/artifacts/{rank}/{name}`.
+
+A thread of its own that lives only while there is something to upload, so that a gigabyte delays neither a sync nor a log.
+The folder is the job's: nothing in it is trusted. Links are not followed, only regular files of the folder's owner go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
+
+from agent.http import Answer, Unreachable
+from agent.protocol import RankId
+
+log = logging.getLogger("nebula-agent")
+
+MAX_BYTES = 1024**3
+MAX_FILES = 1000
+MAX_TRIES = 6
+PIECE = 256 * 1024
+RETRY_S = (1.0, 60.0)
+
+
+class Client(Protocol):
+    def request(self, method: str, path: str, body: Iterator[bytes], *, length: int, content_type: str) -> Answer: ...
+
+    def close(self) -> None: ...
+
+
+def name_is_sane(name: str) -> bool:
+    """Whether a file may go by this name: one visible path component, printable, at most 200 bytes of UTF-8."""
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False  # bytes that are no text
+    return 0 < size <= 200 and not name.startswith(".") and name.isprintable() and "/" not in name and "\\" not in name
+
+
+@dataclass(slots=True)
+class _Upload:
+    rank: RankId
+    folder: str
+
+
+class ArtifactUploader:
+    """`done(rank)` is called from the thread when nothing of the rank is left to upload, given up included."""
+
+    def __init__(self, connect: Callable[[], Client], *, done: Callable[[RankId], None]) -> None:
+        self._connect, self._done = connect, done
+        self._lock = threading.Lock()
+        self._queue: deque[_Upload] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def add(self, rank: RankId, folder: str) -> bool:
+        """Queue a rank's files. False: there are none, and `done` will not be called."""
+        if not _has_files(folder):
+            return False
+        with self._lock:
+            self._queue.append(_Upload(rank, folder))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="artifacts", daemon=True)
+                self._thread.start()
+        return True
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        client = self._connect()
+        try:
+            while True:
+                with self._lock:
+                    if not self._queue or self._stopping.is_set():
+                        self._thread = None
+                        return
+                    upload = self._queue.popleft()
+                try:
+                    self._upload(client, upload)
+                except Exception:
+                    log.exception("Uploading the artefacts of rank %s failed.", upload.rank)
+                if not self._stopping.is_set():
+                    self._done(upload.rank)
+        finally:
+            client.close()
+
+    def _upload(self, client: Client, upload: _Upload) -> None:
+        try:
+            folder = os.open(upload.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            log.warning("The artefacts of rank %s cannot be read: %s", upload.rank, error)
+            return
+        try:
+            names = sorted(os.listdir(folder))
+            if len(names) > MAX_FILES:
+                log.warning("Rank %s left %d artefacts; the first %d are uploaded.", upload.rank, len(names), MAX_FILES)
+            for name in names[:MAX_FILES]:
+                if not name_is_sane(name):
+                    log.warning("Artefact %r of rank %s is not uploaded: its name is not allowed.", name[:80], upload.rank)
+                elif not self._one(client, upload.rank, folder, name):
+                    return
+        finally:
+            os.close(folder)
+
+    def _one(self, client: Client, rank: RankId, folder: int, name: str) -> bool:
+        """Upload one file with retries. False: the control plane takes nothing more of this rank."""
+        retry_s = RETRY_S[0]
+        for attempt in range(MAX_TRIES):
+            wait_s = random.uniform(0.1, retry_s)
+            try:
+                answer = self._send(client, rank, folder, name)
+            except Unreachable as error:
+                log.debug("Artefact %r of rank %s waits: %s", name, rank, error)
+            else:
+                if answer is None or 200 <= answer.status < 300:
+                    return True
+                if answer.status in (401, 403, 404, 410):
+                    log.warning("The control plane takes no artefacts of rank %s: %d %s", rank, answer.status, answer.error_text())
+                    return False
+                if answer.status < 500 and answer.status != 429:
+                    log.warning("Artefact %r of rank %s was refused: %d %s", name, rank, answer.status, answer.error_text())
+                    return True
+                wait_s = answer.retry_after_s if answer.retry_after_s is not None else wait_s
+            if attempt + 1 < MAX_TRIES and self._stopping.wait(wait_s):
+                return False
+            retry_s = min(RETRY_S[1], retry_s * 2)
+        log.warning("Artefact %r of rank %s was not taken after %d tries; giving up.", name, rank, MAX_TRIES)
+        return True
+
+    @staticmethod
+    def _send(client: Client, rank: RankId, folder: int, name: str) -> Answer | None:
+        """One PUT; None when there is nothing to send. Raises Unreachable."""
+        try:
+            # O_NONBLOCK: a named pipe must not hold this thread for ever.
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError as error:
+            log.warning("Artefact %r of rank %s cannot be read: %s", name, rank, error)
+            return None
+        try:
+            found, owner = os.fstat(fd), os.fstat(folder).st_uid
+            # Another owner's file is here by a hard link: the agent may read it, the job may not.
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
+                log.warning("Artefact %r of rank %s is not a regular file of the job's user; left out.", name, rank)
+                return None
+            if found.st_size > MAX_BYTES:
+                log.warning("Artefact %r of rank %s has %d bytes; at most %d are uploaded. Left out.", name, rank, found.st_size, MAX_BYTES)
+                return None
+            path = f"/api/agent/v1/artifacts/{quote(rank, safe='')}/{quote(name, safe='')}"
+            body = _pieces(fd, found.st_size)
+            return client.request("PUT", path, body, length=found.st_size, content_type="application/octet-stream")
+        finally:
+            os.close(fd)
+
+
+def _has_files(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as found:
+            return next(found, None) is not None
+    except OSError:
+        return False
+
+
+def _pieces(fd: int, size: int) -> Iterator[bytes]:
+    """Exactly ``size`` bytes. Raises Unreachable when the file shrinks meanwhile: the request is then cut off."""
+    offset = 0
+    while offset < size:
+        data = os.pread(fd, min(PIECE, size - offset), offset)
+        if not data:
+            raise Unreachable("the file became shorter while it was read")
+        offset += len(data)
+        yield data
+        time.sleep(0)  # the loop's thread comes first

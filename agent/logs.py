@@ -1,0 +1,231 @@
+"""Shipping what the ranks print: `PUT /api/agent/v1/logs/{rank}?offset=N`, raw bytes.
+
+One thread, one connection. The output is a file that the rank writes by itself; this thread looks at file sizes only
+while ranks run (every 50 ms after something moved, slowing to 200 ms) and sleeps without a timer when none does. Chunks
+go round robin, so a rank with 200 MB of output delays another by one chunk, and memory holds one chunk in all.
+
+The server's length is the truth: 409 carries it, and shipping goes on from there.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
+
+from agent.http import Answer, Unreachable
+from agent.protocol import LogAnswer, ProtocolError, RankId
+
+log = logging.getLogger("nebula-agent")
+
+CHUNK = 256 * 1024
+#: The first PUT after a restart may be answered 409; a small one wastes little.
+FIRST_CHUNK = 4 * 1024
+LOOK_S = (0.05, 0.2)
+RETRY_S = (0.2, 10.0)
+
+
+class Client(Protocol):
+    def request(self, method: str, path: str, body: bytes, *, content_type: str) -> Answer: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Track:
+    rank: RankId
+    path: str
+    offset: int
+    sure: bool  # the server has confirmed this offset in this process
+    ended: bool = False  # nothing more will be written: ship to the end, then tell
+    closed: bool = False  # capped, or refused for good: ship no more
+    wait_until: float = 0.0  # monotonic; this rank alone waits
+    retry_s: float = RETRY_S[0]
+
+
+class LogShipper:
+    """`done(rank, offset)` is called from the shipping thread when an ended rank's last byte is acknowledged, or when the
+    server takes no more of it; ``offset`` is the length that the server holds."""
+
+    def __init__(self, client: Client, *, done: Callable[[RankId, int], None], rng: random.Random | None = None) -> None:
+        self._client, self._done = client, done
+        self._rng = rng or random.Random()
+        self._lock = threading.Condition()
+        self._tracks: dict[RankId, _Track] = {}
+        self._stopping = False
+        self._kicked = False
+        self._thread: threading.Thread | None = None
+
+    # --- called by the loop -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    def track(self, rank: RankId, path: str, *, offset: int = 0, is_new: bool = True) -> None:
+        """Ship this file. ``is_new``: the server surely holds nothing of it, so no careful first chunk is needed."""
+        with self._lock:
+            self._tracks.setdefault(rank, _Track(rank, path, offset, sure=is_new and offset == 0))
+            self._kick()
+
+    def end(self, rank: RankId) -> None:
+        """The rank writes no more: `done` follows once everything is shipped. Nothing follows for an unknown rank."""
+        with self._lock:
+            track = self._tracks.get(rank)
+            if track is not None and not track.ended:
+                track.ended = True
+                self._kick()
+
+    def drop(self, rank: RankId) -> None:
+        with self._lock:
+            self._tracks.pop(rank, None)
+
+    def offsets(self) -> dict[RankId, int]:
+        """What the server has acknowledged, by rank."""
+        with self._lock:
+            return {t.rank: t.offset for t in self._tracks.values()}
+
+    def _kick(self) -> None:
+        self._kicked = True
+        self._lock.notify()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        look_s = LOOK_S[0]
+        all_wait_until, all_retry_s = 0.0, RETRY_S[0]  # the control plane as a whole is away or busy
+        while True:
+            with self._lock:
+                if self._stopping:
+                    break
+                self._kicked = False
+                tracks = list(self._tracks.values())
+            moved = False
+            now = time.monotonic()
+            for track in tracks:
+                if now < max(all_wait_until, track.wait_until):
+                    continue
+                try:
+                    moved |= self._ship(track)
+                    track.retry_s = all_retry_s = RETRY_S[0]
+                except _Later as later:
+                    # Full jitter keeps a hundred agents from coming back in step.
+                    retry_s = all_retry_s if later.is_general else track.retry_s
+                    until = now + (later.wait_s if later.wait_s is not None else self._rng.uniform(0.05, retry_s))
+                    if later.is_general:
+                        all_wait_until, all_retry_s = until, min(RETRY_S[1], retry_s * 2)
+                        break
+                    track.wait_until, track.retry_s = until, min(RETRY_S[1], retry_s * 2)
+                except Exception:
+                    log.exception("Shipping the output of rank %s failed; it is tried again.", track.rank)
+                    track.wait_until = now + RETRY_S[1]
+            look_s = LOOK_S[0] if moved else min(LOOK_S[1], look_s * 1.5)
+            with self._lock:
+                if self._stopping:
+                    break
+                if moved or self._kicked:
+                    continue
+                is_active = any(t.ended or not t.closed for t in self._tracks.values())
+                away_s = all_wait_until - time.monotonic()
+                self._lock.wait(None if not is_active else max(look_s, away_s))
+        self._client.close()
+
+    def _ship(self, track: _Track) -> bool:
+        """Send one chunk of one rank; True when there was something to do. Raises _Later when the server cannot take it."""
+        ended = track.ended  # before reading: what is written before `end` is then surely seen
+        data = b"" if track.closed else self._read(track)
+        if not data:
+            if ended:
+                with self._lock:
+                    self._tracks.pop(track.rank, None)
+                self._done(track.rank, track.offset)
+                return True
+            return False
+        path = f"/api/agent/v1/logs/{quote(track.rank, safe='')}?offset={track.offset}"
+        try:
+            answer = self._client.request("PUT", path, data, content_type="application/octet-stream")
+        except Unreachable as error:
+            log.debug("Output of rank %s waits: %s", track.rank, error)
+            raise _Later(None, is_general=True) from error
+        if answer.status in (200, 409):
+            self._take(track, answer, sent=len(data))
+        elif answer.status in (400, 403, 404, 410, 413):
+            log.warning("The control plane takes no output of rank %s: %d %s", track.rank, answer.status, answer.error_text())
+            track.closed = True
+        else:  # a credential that is not taken, too many requests, a server in trouble; 500 may be this rank's alone
+            raise _Later(answer.retry_after_s, is_general=answer.status in (401, 429, 502, 503, 504))
+        return True
+
+    def _take(self, track: _Track, answer: Answer, *, sent: int) -> None:
+        try:
+            told = LogAnswer.from_json(answer.json())
+        except (ValueError, ProtocolError) as error:
+            raise _Later(None) from error
+        if answer.status == 409:
+            if told.length > self._size(track):
+                log.warning("The control plane holds %d bytes of rank %s, more than its file has; shipping ends.", told.length, track.rank)
+                track.closed = True
+            elif told.length == track.offset:
+                raise _Later(None)  # it refused the offset that it asks for: don't run in circles
+        track.offset, track.sure = told.length, True
+        if told.capped:
+            log.info("The control plane keeps no more of the output of rank %s (%d bytes).", track.rank, told.length)
+            track.closed = True
+
+    @staticmethod
+    def _size(track: _Track) -> int:
+        try:
+            return os.stat(track.path).st_size
+        except OSError:
+            return 0
+
+    def _read(self, track: _Track) -> bytes:
+        """The next chunk, empty at the end of the file or when it is gone."""
+        if self._size(track) <= track.offset:
+            return b""
+        try:
+            fd = os.open(track.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                log.warning("The output of rank %s cannot be read: %s", track.rank, error)
+            return b""
+        try:
+            return os.pread(fd, CHUNK if track.sure else FIRST_CHUNK, track.offset)
+        finally:
+            os.close(fd)
+
+
+class _Later(Exception):
+    """The server cannot take it now; ``wait_s`` None = back off."""
+
+    def __init__(self, wait_s: float | None, *, is_general: bool = False) -> None:
+        super().__init__()
+        self.wait_s, self.is_general = wait_s, is_general
+
+
+def output_tail(path: str, lines: int, *, max_bytes: int = 64 * 1024) -> str:
+    """The last ``lines`` lines of a file, at most ``max_bytes`` of it; empty when there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        size = os.fstat(fd).st_size
+        data = os.pread(fd, max_bytes, max(0, size - max_bytes))
+    finally:
+        os.close(fd)
+    return "\n".join(data.decode("utf-8", "replace").splitlines()[-max(0, lines) :] if lines > 0 else [])

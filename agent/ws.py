@@ -1,0 +1,111 @@
+"""The WebSocket that says "sync now". A hint only: without it every order arrives with the next 5 s sync."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import ssl
+import threading
+from collections.abc import Callable
+
+from agent.http import Endpoint, tls_context
+
+log = logging.getLogger("nebula-agent")
+
+RETRY_S = (1.0, 60.0)
+#: The control plane sends nothing for hours; pings tell a dead connection from a quiet one.
+PING_S = 20.0
+
+
+class Listener:
+    """One thread that waits on the socket; ``wake`` is called from it."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, authorization: str, wake: Callable[[], None], ca_file: str | None = None, pin_sha256: str | None = None
+    ) -> None:
+        scheme = "wss" if endpoint.tls else "ws"
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        self._url = f"{scheme}://{host}:{endpoint.port}{endpoint.path}/api/agent/v1/ws"
+        self._authorization, self._wake = authorization, wake
+        self._tls, self._ca_file, self._pin = endpoint.tls, ca_file, pin_sha256
+        self._stopping = threading.Event()
+        self._socket: object | None = None
+        self._thread = threading.Thread(target=self._run, name="ws", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        socket = self._socket
+        if socket is not None:
+            with contextlib.suppress(Exception):
+                socket.shutdown()  # type: ignore[attr-defined]
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        import websocket  # imported here: the agent is useful before and without it
+
+        retry_s = RETRY_S[0]
+        while not self._stopping.is_set():
+            try:
+                self._listen()
+                retry_s = RETRY_S[0]  # it was open
+            except (OSError, websocket.WebSocketException) as error:
+                log.debug("No WebSocket to the control plane: %s", str(error)[:200])
+            finally:
+                self._socket = None
+            self._stopping.wait(random.uniform(0.1, retry_s))
+            retry_s = min(RETRY_S[1], retry_s * 2)
+
+    def _listen(self) -> None:
+        """Open, then wait until it closes. Raises when it cannot be opened."""
+        from websocket import ABNF, WebSocketException, WebSocketTimeoutException, create_connection
+
+        sslopt: dict[str, object] = {}
+        if self._tls:
+            context = tls_context(ca_file=self._ca_file, pin_sha256=self._pin)
+            sslopt = {"context": context, "check_hostname": context.check_hostname}
+        connection = create_connection(
+            self._url,
+            timeout=10,
+            header=[f"Authorization: {self._authorization}"],
+            sslopt=sslopt,
+            suppress_origin=True,
+            enable_multithread=True,
+            http_no_proxy=["*"],  # as our HTTP client: no proxy from the environment
+        )
+        self._socket = connection
+        try:
+            if self._pin is not None and isinstance(connection.sock, ssl.SSLSocket):
+                self._check_pin(connection.sock)
+            connection.settimeout(PING_S)
+            self._wake()  # whatever was said while nobody listened
+            pinged = False
+            while not self._stopping.is_set():
+                try:
+                    opcode, data = connection.recv_data(control_frame=True)
+                except WebSocketTimeoutException:
+                    if pinged:
+                        raise
+                    connection.ping()
+                    pinged = True
+                    continue
+                pinged = False
+                if opcode == ABNF.OPCODE_CLOSE:
+                    return
+                if opcode == ABNF.OPCODE_TEXT and b"sync" in data:
+                    self._wake()
+        except (OSError, WebSocketException) as error:
+            log.debug("The WebSocket to the control plane ended: %s", str(error)[:200])
+        finally:
+            with contextlib.suppress(Exception):
+                connection.close(timeout=1)
+
+    def _check_pin(self, sock: ssl.SSLSocket) -> None:
+        import hashlib
+
+        found = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").hexdigest()
+        if self._pin is None or found != self._pin.lower().replace(":", ""):
+            raise OSError("the certificate is not the pinned one")
