@@ -20,12 +20,13 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A live part of a card: HELD, ACTIVE, RELEASING or QUARANTINED."""
+    """A live part of a card: HELD, ACTIVE, RELEASING or QUARANTINED. A slice whose job is not in ``Snapshot.running`` is being released."""
 
     gpu: int
     mib: int
     exclusive: bool = False
     job: int | None = None
+    is_quarantined: bool = False  # the end of no job frees it; nobody is made to wait for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,132 @@
+"""What a request takes from a card of one kind: nominal sizes, the slicing rules (D1, D2, D14), and who is of the right kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jobs.scheduler import reasons
+from jobs.scheduler.types import Gpu, Policy, Reason, Request, Slice
+
+GIB = 1024
+NOMINAL_SIZES_MIB = tuple(gib * GIB for gib in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192))
+NOMINAL_SHARE_PCT = 92  # a card that reports at least this share of a nominal size is sold as that size
+UNLIMITED_SLICES = 1 << 30
+DEFAULT_POLICY = Policy()
+
+
+@lru_cache(maxsize=1024)
+def nominal_mib(total_mib: int) -> int:
+    """The size a card is sold as, MiB (D1): the smallest known size of which ``total_mib`` is 92–100 %, else whole GiB rounded up."""
+    for size in NOMINAL_SIZES_MIB:
+        if total_mib <= size and total_mib * 100 >= size * NOMINAL_SHARE_PCT:
+            return size
+    return -(-total_mib // GIB) * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request takes from a card of one kind. It fits where fewer than ``max_live`` slices live and ``least_mib`` is free."""
+
+    mib: int  # taken when there is room: the card's total if exclusive
+    least_mib: int  # must really be free; below ``mib`` by what the last slice may shrink (D2)
+    max_live: int
+    exclusive: bool
+
+    def take(self, *, free_mib: int, live: int) -> int | None:
+        """MiB taken from a card with ``free_mib`` really free and ``live`` slices; None = does not fit."""
+        if live >= self.max_live or free_mib < self.least_mib:
+            return None
+        # Shrinking leaves nothing free, so the slice that shrinks is the last one on its card.
+        return self.mib if self.exclusive else min(self.mib, free_mib)
+
+
+def arch_normalise(text: str) -> str:
+    """``sm_120``, ``SM120``, ``compute_89`` and ``12.0`` as ``major.minor``; anything else in lower case."""
+    found = re.fullmatch(r"(?:sm|compute)_?(\d+)(\d)[a-z]?", text.strip().lower())
+    return f"{found[1]}.{found[2]}" if found else text.strip().lower()
+
+
+@lru_cache(maxsize=4096)
+def model_matches(asked: str, have: str) -> bool:
+    """Whole words of the card's name, in order, case ignored: ``a100`` matches ``NVIDIA A100-SXM4-80GB``, ``A10`` does not."""
+    want, words = (re.findall(r"[^\W_]+", text.lower()) for text in (asked, have))
+    if not want:
+        return asked.strip().lower() == have.strip().lower()
+    return any(words[at : at + len(want)] == want for at in range(len(words) - len(want) + 1))
+
+
+def kind_mismatch(request: Request, gpu: Gpu) -> Reason | None:
+    """Why a card of this vendor, model and compute capability is not what was asked for; None = it is."""
+    if request.vendor is not None and request.vendor.lower() != gpu.vendor.lower():
+        return Reason(code=reasons.VENDOR, params={"asked": request.vendor, "have": gpu.vendor})
+    if request.model is not None and not model_matches(request.model, gpu.model):
+        return Reason(code=reasons.MODEL, params={"asked": request.model, "have": gpu.model})
+    if request.arch is not None:
+        have = gpu.compute_capability
+        if have is None or arch_normalise(request.arch) != arch_normalise(have):
+            return Reason(code=reasons.ARCH, params={"asked": request.arch, "have": have})
+    return None
+
+
+def need_on(request: Request, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Need | Reason:
+    """What the request takes from a card of this kind, whatever is on it now; a Reason if no card of this kind can ever hold it."""
+    mismatch = kind_mismatch(request, gpu)
+    if mismatch is not None:
+        return mismatch
+    total = gpu.total_mib
+    if total is None or total <= 0:
+        return Reason(code=reasons.MEMORY_UNKNOWN, params={"node": None, "gpu": gpu.index, "cards": 1})
+    nominal = max(gpu.nominal_mib or nominal_mib(total), total)
+    asked = request.gpu_mem_mib
+    if asked is None:
+        return Need(mib=total, least_mib=total, max_live=1, exclusive=True)
+    if asked > nominal:
+        return Reason(code=reasons.GPU_TOO_SMALL, params={"needed_mib": asked, "nominal_mib": nominal})
+    if not policy.slicing_rules:
+        if asked > total:
+            return Need(mib=total, least_mib=total, max_live=1, exclusive=True)
+        return Need(mib=asked, least_mib=asked, max_live=UNLIMITED_SLICES, exclusive=False)
+    if asked > total or asked > policy.whole_above * nominal:
+        # The job is alone on the card, but foreign use may leave less than all of it: it needs what it asked for.
+        return Need(mib=total, least_mib=min(asked, total), max_live=1, exclusive=True)
+    # A card smaller than the least slice is one slice.
+    size = min(max(asked, policy.min_slice_mib), nominal)
+    return Need(
+        mib=size,
+        least_mib=max(1, size - (nominal - total)),
+        max_live=min(gpu.max_slices, policy.max_slices),
+        exclusive=False,
+    )
+
+
+def foreign_counted_mib(gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> int:
+    """Foreign use that counts: all of it once it is above the floor (D1), below that it is the driver's own."""
+    return gpu.foreign_mib if gpu.foreign_mib > policy.foreign_floor_mib else 0
+
+
+def free_mib(gpu: Gpu, taken: Iterable[Slice]) -> int:
+    """What live slices leave of the card, foreign use not considered; 0 where the size is unknown or an exclusive slice lives."""
+    left = gpu.total_mib or 0
+    for part in taken:
+        if part.exclusive:
+            return 0
+        left -= part.mib
+    return max(left, 0)
+
+
+def cards_per_node(request: Request) -> int:
+    """Cards on each node of the job. Call only for a request that ``request_error`` accepts."""
+    return request.gpu_count // request.nodes
+
+
+def request_error(request: Request) -> Reason | None:
+    """A request that no cluster can serve: the API refuses it, and so does the plan."""
+    for field, value, least in (("nodes", request.nodes, 1), ("gpu_count", request.gpu_count, 0), ("gpu_mem_mib", request.gpu_mem_mib, 1)):
+        if value is not None and value < least:
+            return Reason(code=reasons.INVALID_REQUEST, params={"field": field, "value": value, "least": least})
+    if request.gpu_count % request.nodes:
+        return Reason(code=reasons.UNEVEN_NODES, params={"gpu_count": request.gpu_count, "nodes": request.nodes})
+    return None

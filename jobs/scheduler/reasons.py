@@ -1,0 +1,137 @@
+"""Why a job waits or can never run: codes, and the numbers that go with each. No words: they are made in the reader's language at the edge.
+
+``PARAMS`` is the contract with the edge: a Reason of a code carries exactly these params. A param may be None where its
+comment says so; sizes are MiB. ``node`` is a node's name, ``gpu`` a card's index on that node.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Waiting: something that runs, or somebody, is in the way now.
+GPU_MEMORY: Final = "gpu_memory"
+GPU_COUNT: Final = "gpu_count"
+WHOLE_CARD_BUSY: Final = "whole_card_busy"
+SLICE_LIMIT: Final = "slice_limit"
+FOREIGN_USE: Final = "foreign_use"
+BLOCKED_BY: Final = "blocked_by"
+NODES_SHORT: Final = "nodes_short"
+# Waiting: hardware is out of service.
+NO_NODE: Final = "no_node"
+NO_GPU: Final = "no_gpu"
+NODE_CORDONED: Final = "node_cordoned"
+NODE_NOT_READY: Final = "node_not_ready"
+GPU_UNHEALTHY: Final = "gpu_unhealthy"
+MEMORY_UNKNOWN: Final = "memory_unknown"
+# Waiting: held; these come with the job (``Job.hold``, ``Job.hold_params``) and pass through unchanged.
+HELD: Final = "held"
+QUOTA_EXCEEDED: Final = "quota_exceeded"
+# One card or one node is of the wrong kind; said by ``grant_for`` and ``fits``, and by ``plan`` only as a never_* code.
+VENDOR: Final = "vendor"
+MODEL: Final = "model"
+ARCH: Final = "arch"
+GPU_TOO_SMALL: Final = "gpu_too_small"
+# Never: whatever ends, no card or node of this cluster can hold it.
+NEVER_VENDOR: Final = "never_vendor"
+NEVER_MODEL: Final = "never_model"
+NEVER_ARCH: Final = "never_arch"
+NEVER_GPU_MEMORY: Final = "never_gpu_memory"
+NEVER_GPU_COUNT: Final = "never_gpu_count"
+NEVER_NODES: Final = "never_nodes"
+TOO_MANY_NODES: Final = "too_many_nodes"
+UNEVEN_NODES: Final = "uneven_nodes"
+INVALID_REQUEST: Final = "invalid_request"
+# Only from the re-check of a plan that has grown old.
+GRANT_GONE: Final = "grant_gone"
+
+#: code -> {param: what it holds}. docs/scheduling.md prints the same table; a test compares them.
+PARAMS: Final[dict[str, dict[str, str]]] = {
+    GPU_MEMORY: {
+        "needed_mib": "asked for on each card",
+        "count": "cards asked for on one node",
+        "largest_free_mib": "the most that `count` cards of one node have free each",
+        "node": "where that is",
+        "gpu": "the card with that much free",
+    },
+    GPU_COUNT: {
+        "needed": "cards asked for on one node",
+        "free": "the most suitable free cards on one node",
+        "node": "where that is",
+        "nodes": "nodes asked for",
+        "nodes_free": "nodes that have enough free cards now",
+    },
+    WHOLE_CARD_BUSY: {
+        "needed_mib": "asked for; None = a whole card whatever its size",
+        "cards": "cards that could serve the job; other jobs are on each",
+        "largest_free_mib": "the most that one of them has free; not enough, as the job needs the card alone",
+        "node": "where that is",
+        "gpu": "the card with that much free",
+    },
+    SLICE_LIMIT: {
+        "limit": "slices that may live on one card",
+        "needed_mib": "asked for",
+        "free_mib": "memory that the card has free",
+        "node": "where that is",
+        "gpu": "the card",
+    },
+    FOREIGN_USE: {
+        "needed_mib": "asked for; None = a whole card",
+        "largest_free_mib": "the most that is really free on one card",
+        "foreign_mib": "used there by processes that belong to no job",
+        "node": "where that is",
+        "gpu": "the card",
+    },
+    BLOCKED_BY: {"job": "the job ahead that the free cards are kept for", "node": "where they are"},
+    NODES_SHORT: {"needed": "nodes asked for", "free": "nodes that take work now"},
+    NO_NODE: {},
+    NO_GPU: {"nodes": "known nodes, none of which has a card"},
+    NODE_CORDONED: {"node": "a node that could serve the job", "nodes": "how many such nodes are cordoned"},
+    NODE_NOT_READY: {"node": "a node that could serve the job", "state": "its state", "nodes": "how many such nodes are not ready"},
+    GPU_UNHEALTHY: {
+        "node": "where it is",
+        "gpu": "a card that could serve the job",
+        "state": "its state",
+        "cards": "how many such cards are out of service",
+    },
+    MEMORY_UNKNOWN: {"node": "where it is", "gpu": "a card whose memory size can't be read", "cards": "how many such cards there are"},
+    HELD: {"by": "who holds it; None = the system", "why": "what they wrote; None = nothing"},
+    QUOTA_EXCEEDED: {"used": "used so far", "limit": "the limit", "resets_at": "when the limit starts anew; None = never"},
+    VENDOR: {"asked": "asked for", "have": "what the card is"},
+    MODEL: {"asked": "asked for", "have": "what the card is"},
+    ARCH: {"asked": "asked for", "have": "what the card is; None = unknown"},
+    GPU_TOO_SMALL: {"needed_mib": "asked for", "nominal_mib": "the card's nominal size"},
+    NEVER_VENDOR: {"asked": "asked for", "have": "the vendors here, sorted"},
+    NEVER_MODEL: {"asked": "asked for", "have": "the models here, sorted"},
+    NEVER_ARCH: {"asked": "asked for", "have": "the compute capabilities here, sorted"},
+    NEVER_GPU_MEMORY: {
+        "needed_mib": "asked for on one card",
+        "largest_nominal_mib": "nominal size of the largest suitable card",
+        "node": "where that is",
+        "gpu": "the card",
+    },
+    NEVER_GPU_COUNT: {
+        "needed": "cards asked for on one node",
+        "largest": "the most suitable cards that one node has",
+        "node": "where that is",
+        "hint_nodes": "the job could run with this --nodes; None = with none",
+    },
+    NEVER_NODES: {"needed": "nodes asked for", "have": "nodes that have enough suitable cards", "per_node": "cards asked for on each"},
+    TOO_MANY_NODES: {"needed": "nodes asked for", "have": "nodes known"},
+    UNEVEN_NODES: {"gpu_count": "cards asked for", "nodes": "nodes asked for; cards must divide evenly"},
+    INVALID_REQUEST: {"field": "the field of the request", "value": "what it holds", "least": "the least it may hold"},
+    GRANT_GONE: {"node": "where the plan put the job", "gpu": "the id of the card that the grant is not good on any more"},
+}
+
+NEVER: Final = frozenset(
+    {
+        NEVER_VENDOR,
+        NEVER_MODEL,
+        NEVER_ARCH,
+        NEVER_GPU_MEMORY,
+        NEVER_GPU_COUNT,
+        NEVER_NODES,
+        TOO_MANY_NODES,
+        UNEVEN_NODES,
+        INVALID_REQUEST,
+    }
+)
