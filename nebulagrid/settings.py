@@ -6,15 +6,20 @@ test keeps that list true.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
+
+from nebulagrid.embedded import EmbeddedError, socket_folder
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -49,12 +54,26 @@ def env_list(name: str, default: str = "") -> list[str]:
     return [part.strip() for part in env(name, default).split(",") if part.strip()]
 
 
-DATA_DIR = Path(env("DATA", str(BASE_DIR / "var"))).resolve()
+TESTING = "pytest" in sys.modules
+
+
+def _data_dir() -> Path:
+    """NEBULA_DATA, else ./var. Tests get a folder of their own, and never an installation's."""
+    if TESTING:
+        folder = tempfile.mkdtemp(prefix="nebula-test-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder).resolve()
+    return Path(env("DATA", str(BASE_DIR / "var"))).resolve()
+
+
+DATA_DIR = _data_dir()
 RUN_DIR = DATA_DIR / "run"
 LOG_DIR = DATA_DIR / "logs"  # jobs' output
 ARTIFACT_DIR = DATA_DIR / "artifacts"
 PORT = env_int("PORT", 8000)
-TESTING = "pytest" in sys.modules
+BIND = env("BIND", "127.0.0.1")  # `manage.py up` refuses another one without TLS (D35)
+TLS_CERT = env("TLS_CERT")
+TLS_KEY = env("TLS_KEY")
 
 
 def _secret_key() -> str:
@@ -85,7 +104,7 @@ SECRET_KEY = _secret_key()
 DEBUG = env_bool("DEBUG", False)
 ALLOWED_HOSTS = env_list("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = env_list("CSRF_TRUSTED_ORIGINS")
-BASE_URL = env("BASE_URL", f"http://127.0.0.1:{PORT}")
+BASE_URL = env("BASE_URL", f"{'https' if TLS_CERT else 'http'}://127.0.0.1:{PORT}").rstrip("/")
 
 INSTALLED_APPS = [
     "unfold",
@@ -176,13 +195,19 @@ def database_from_url(url: str) -> dict[str, Any]:
 
 
 DATABASES = {"default": database_from_url(env("DATABASE_URL"))}
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    # A file, as in production: an in-memory database has no WAL, and threads that share it meet other locks.
+    DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
 # Connections of the web process live for one request (each runs in a thread of its own); a worker keeps its few.
 if env("ROLE") == "worker" and DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["CONN_MAX_AGE"] = 600
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # --- Redis: hints only. Everything converges with it empty or away ------------------------------------------------
-REDIS_URL = env("REDIS_URL") or f"unix://{RUN_DIR / 'redis.sock'}"
+try:
+    REDIS_URL = env("REDIS_URL") or f"unix://{socket_folder(DATA_DIR) / 'redis.sock'}"
+except EmbeddedError as error:
+    raise ImproperlyConfigured(str(error)) from error
 
 
 def redis_db(number: int, *, celery: bool = False) -> str:
@@ -201,10 +226,18 @@ LIVE_REDIS_URL = redis_db(1)
 CELERY_BROKER_URL = redis_db(0, celery=True)
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"socket_connect_timeout": 2, "socket_timeout": 30, "visibility_timeout": 3600}
+# A nudge that cannot be sent now is not worth waiting for: the sweep follows within 3 s.
+CELERY_TASK_PUBLISH_RETRY = False
+CELERY_BROKER_POOL_LIMIT = 8
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_STORE_EAGER_RESULT = False
 CELERY_TASK_TIME_LIMIT = 60
 CELERY_TIMEZONE = "UTC"
+# In memory: a schedule file torn by kill -9 would keep beat from starting, and nothing here needs one.
+CELERY_BEAT_SCHEDULER = "celery.beat:Scheduler"
+CELERY_BEAT_MAX_LOOP_INTERVAL = 1
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_BEAT_SCHEDULE: dict[str, Any] = {
     # Nudges expire: a beat that was ahead of a slow worker leaves no backlog.
@@ -275,6 +308,8 @@ THROTTLE_ANONYMOUS = env("THROTTLE_ANONYMOUS", "5/60")  # burst / seconds to ref
 THROTTLE_SUBMIT = env("THROTTLE_SUBMIT", "300/15")  # 20 a second, burst 300, per user
 THROTTLE_AGENT = env("THROTTLE_AGENT", "200/10")  # per node
 TRUSTED_PROXIES = env_int("TRUSTED_PROXIES", 0)  # how many of our own proxies append to X-Forwarded-For
+if TRUSTED_PROXIES > 0:
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 SYNC_INTERVAL_S = env_int("SYNC_INTERVAL_S", 5)
 UNKNOWN_AFTER_S = env_int("UNKNOWN_AFTER_S", 15)
 LEASE_S = env_int("LEASE_S", 600)

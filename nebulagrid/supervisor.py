@@ -1,0 +1,331 @@
+"""Keeps the control plane's processes running: Redis, web, worker, beat, agents. Standard library only, so that the
+process that watches the others stays small; `manage.py up` prepares everything and then becomes this.
+
+1. Start stage after stage; a child with a readiness probe holds the next stage back until it answers.
+2. A child that ends is started again after 0.5, 1, 2 … 15 s; 30 s of health set that back.
+3. SIGINT, SIGTERM or SIGHUP stop all, last stage first. Children are in process groups of their own, so that Ctrl-C
+   reaches them through here only, in this order; were this process killed, the kernel sends them their stop signal.
+
+Jobs are no business of this file: their shims left the agent's session when they started, and live on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nebulagrid.embedded import die_with_parent, redis_ping
+
+BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+HEALTHY_AFTER_S = 30.0
+START_TIMEOUT_S = 60.0
+LOG_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """``probe``: None, ``redis:PATH`` or ``http:HOST:PORT`` (GET /healthz). ``env`` is complete, not an addition.
+    ``until_s`` is how long a stop may take before SIGKILL."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str]
+    stage: int
+    probe: str | None = None
+    stop_signal: int = signal.SIGTERM
+    until_s: float = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    run_dir: str
+    lock_fd: int  # the flock that makes this the only control plane of the data folder; children must not inherit it
+    children: list[ChildSpec]
+    ready: list[str] = field(default_factory=list)  # lines to print once all stages answered
+    ready_file: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        value: dict[str, Any] = json.loads(text)
+        return cls(**{**value, "children": [ChildSpec(**child) for child in value["children"]]})
+
+
+# --- processes of an earlier run ------------------------------------------------------------------------------------
+
+
+def process_start(pid: int) -> str | None:
+    """The start time that tells this process from a later one with its number; None when it is gone or a zombie."""
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in ("Z", "X") else fields[19]
+    return None
+
+
+def leftovers_wait(run_dir: Path, *, timeout_s: float = 10.0, say: Callable[[str], None] = print) -> None:
+    """Wait for processes of a supervisor that was killed: the kernel told them to stop, but they need a moment.
+    Those that still run after ``timeout_s`` are killed; each is identified by number and start time."""
+    try:
+        known: Mapping[str, list[Any]] = json.loads((run_dir / "children.json").read_text())
+    except (OSError, ValueError):
+        return
+    alive = {name: pid for name, (pid, start) in known.items() if process_start(pid) == start}
+    if alive:
+        say(f"waiting for {', '.join(alive)} of an earlier run to end")
+    deadline = time.monotonic() + timeout_s
+    while alive and time.monotonic() < deadline:
+        time.sleep(0.05)
+        alive = {name: pid for name, pid in alive.items() if process_start(pid) == known[name][1]}
+    for pid in alive.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+# --- one child --------------------------------------------------------------------------------------------------
+
+
+class Child:
+    def __init__(self, spec: ChildSpec, owner: Supervisor) -> None:
+        self.spec, self.owner = spec, owner
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ended = asyncio.Event()
+        self.failures = 0
+        self._log = owner.run_dir / f"{spec.name}.log"
+        self._part = b""
+
+    def start(self) -> None:
+        self.ended.clear()
+        self.process = subprocess.Popen(
+            self.spec.argv,
+            env=self.spec.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=die_with_parent(self.spec.stop_signal),
+        )
+        loop, pid = asyncio.get_running_loop(), self.process.pid
+        (self.owner.run_dir / f"{self.spec.name}.pid").write_text(f"{pid}\n")
+        self.owner.children_write()
+        assert self.process.stdout is not None
+        output = self.process.stdout.fileno()
+        os.set_blocking(output, False)
+        loop.add_reader(output, self._read, self.process)
+        watch = os.pidfd_open(pid)
+        loop.add_reader(watch, self._exited, self.process, watch)
+
+    def _read(self, process: subprocess.Popen[bytes]) -> bool:
+        """Pass on what it said; False when there is nothing to read now."""
+        assert process.stdout is not None
+        try:
+            data = os.read(process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(process.stdout.fileno())
+            process.stdout.close()
+            return False
+        *lines, self._part = (self._part + data).split(b"\n")
+        if len(self._part) > 1 << 16:
+            lines, self._part = [*lines, self._part], b""
+        for line in lines:
+            self.owner.say(line.decode(errors="replace"), name=self.spec.name)
+        with contextlib.suppress(OSError):  # a full disk must not stop the supervision
+            if self._log.exists() and self._log.stat().st_size > LOG_BYTES:
+                self._log.replace(self._log.with_suffix(".log.1"))
+            with self._log.open("ab") as file:
+                file.write(data)
+        return True
+
+    def _exited(self, process: subprocess.Popen[bytes], watch: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(watch)
+        os.close(watch)
+        process.wait()
+        # What it said last is in the pipe. A grandchild may hold the other end open for ever, so don't wait for EOF.
+        while process.stdout and not process.stdout.closed and self._read(process):
+            pass
+        if process.stdout and not process.stdout.closed:
+            loop.remove_reader(process.stdout.fileno())
+            process.stdout.close()
+        self.ended.set()
+
+    async def answers(self) -> bool:
+        """Does it do its work? Children without a probe answer as soon as they run."""
+        kind, _, rest = (self.spec.probe or "").partition(":")
+        if kind == "redis":
+            return redis_ping(Path(rest), timeout_s=0.5)
+        if kind in ("http", "https"):
+            host, _, port = rest.rpartition(":")
+            return await _healthz(host, int(port), tls=kind == "https")
+        return self.process is not None and not self.ended.is_set()
+
+    def signal(self, number: int) -> None:
+        if self.process is not None and not self.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def keep(self) -> None:
+        """Start it, and start it again whenever it ends, until the supervisor stops."""
+        while not self.owner.stopping.is_set():
+            began = time.monotonic()
+            try:
+                self.start()
+            except OSError as error:
+                self.owner.say(f"{self.spec.name} cannot be started: {error.strerror} ({self.spec.argv[0]})")
+                self.ended.set()
+            await self.ended.wait()
+            if self.owner.stopping.is_set():
+                return
+            self.failures = 0 if time.monotonic() - began >= HEALTHY_AFTER_S else self.failures + 1
+            pause = BACKOFF_S[min(max(self.failures - 1, 0), len(BACKOFF_S) - 1)]
+            status = self.process.returncode if self.process else "?"
+            self.owner.say(f"{self.spec.name} ended with status {status}; starting it again in {pause:g} s")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.owner.stopping.wait(), pause)
+
+
+async def _healthz(host: str, port: int, *, tls: bool) -> bool:
+    with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, IndexError):
+        async with asyncio.timeout(5):
+            context = None
+            if tls:
+                import ssl
+
+                # Only "does my own child answer": whoever talks to it in earnest verifies its name.
+                context = ssl.create_default_context()
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            try:
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return (await reader.readline()).split()[1] == b"200"
+            finally:
+                writer.close()
+    return False
+
+
+# --- all of them ------------------------------------------------------------------------------------------------
+
+
+class Supervisor:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.run_dir = Path(plan.run_dir)
+        self.stopping = asyncio.Event()
+        self.children = [Child(spec, self) for spec in plan.children]
+        self._width = max((len(spec.name) for spec in plan.children), default=0)
+
+    def say(self, text: str, *, name: str = "up") -> None:
+        with contextlib.suppress(OSError):  # the terminal went away
+            print(f"{name:<{self._width}} | {text}", flush=True)  # noqa: T201
+
+    def children_write(self) -> None:
+        """Name, number and start time of each, for `leftovers_wait` of the next run."""
+        known = {c.spec.name: [c.process.pid, process_start(c.process.pid)] for c in self.children if c.process and not c.ended.is_set()}
+        aside = self.run_dir / "children.json.new"
+        aside.write_text(json.dumps(known))
+        aside.replace(self.run_dir / "children.json")
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop_wanted)
+        keepers: list[asyncio.Task[None]] = []
+        stages = sorted({child.spec.stage for child in self.children})
+        code = 0
+        for stage in stages:
+            members = [child for child in self.children if child.spec.stage == stage]
+            keepers += [asyncio.create_task(child.keep()) for child in members]
+            missing = await self._stage_wait(members)
+            if self.stopping.is_set():
+                break
+            if missing:
+                self.say(f"{missing} did not answer within {START_TIMEOUT_S:.0f} s; see {self.run_dir / (missing + '.log')}")
+                code = 1
+                self.stopping.set()
+                break
+        if not self.stopping.is_set():
+            print("\n".join(self.plan.ready), flush=True)  # noqa: T201
+            if self.plan.ready_file:
+                Path(self.plan.ready_file).touch()
+        await self.stopping.wait()
+        await self._stop_all(stages)
+        await asyncio.gather(*keepers)
+        with contextlib.suppress(OSError):
+            (self.run_dir / "children.json").unlink()
+        self.say("stopped")
+        return code
+
+    async def _stage_wait(self, members: list[Child]) -> str | None:
+        """None once each answers, else the name of one that does not."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        waiting = list(members)
+        await asyncio.sleep(0)  # let the keepers start
+        while waiting and not self.stopping.is_set():
+            if await waiting[0].answers():
+                waiting.pop(0)
+            elif time.monotonic() > deadline:
+                return waiting[0].spec.name
+            else:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.stopping.wait(), 0.05)
+        return None
+
+    def _stop_wanted(self) -> None:
+        if not self.stopping.is_set():
+            self.say("stopping; running jobs go on under their shims")
+            self.stopping.set()
+
+    async def _stop_all(self, stages: list[int]) -> None:
+        for stage in reversed(stages):
+            members = [c for c in self.children if c.spec.stage == stage and c.process and not c.ended.is_set()]
+            for child in members:
+                child.signal(child.spec.stop_signal)
+            for child in members:
+                try:
+                    await asyncio.wait_for(child.ended.wait(), child.spec.until_s)
+                except TimeoutError:
+                    self.say(f"{child.spec.name} did not stop within {child.spec.until_s:g} s; killing it")
+                    child.signal(signal.SIGKILL)
+                    await child.ended.wait()
+
+
+def port_free(host: str, port: int) -> bool:
+    """Can we listen there? (A socket in TIME_WAIT is no obstacle, as it is none for the server.)"""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def main() -> int:
+    plan = Plan.from_json(Path(sys.argv[1]).read_text())
+    os.set_inheritable(plan.lock_fd, False)
+
+    async def run() -> int:
+        return await Supervisor(plan).run()
+
+    return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
