@@ -1,0 +1,500 @@
+"""The agent's side of its ranks: asks the zygote for shims, hears of changes, stops, adopts, forgets.
+
+Nothing here waits. What happens to a rank is written down by its shim (see rankdir); this module learns of it through
+one epoll descriptor: a datagram from the shim (a hint), the shim's pidfd (it ended), the zygote's socket. Whatever was
+missed is found by looking at the files, which ``poll`` does for ranks that need it once a second: call it at least so often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent import cgroups, launch, procs, rankdir
+from agent.processes import RankState, Recoverable
+from agent.protocol import ExitCause, ExitInfo, LaunchError, ProtocolError, RankId, RankSpec, from_json, rank_parts
+from agent.zygotes import ZygoteLink
+
+log = logging.getLogger(__name__)
+
+_WAKE = signal.SIGUSR2
+_LOOK_S = 1.0
+#: Shims of one rank that die are replaced at once this often, then only once in _LOOK_S.
+_QUICK_ADOPTIONS = 3
+
+
+@dataclass(slots=True)
+class _Held:
+    """A rank whose directory is ours. ``told``: the last state given out by ``poll`` or ``recover``."""
+
+    rank: RankId
+    path: str
+    group: cgroups.CgroupGroup | cgroups.SessionGroup
+    told: RankState
+    shim: tuple[int, int] | None = None
+    pidfd: int | None = None
+    asked_at: float | None = None  # monotonic; a shim was asked for and has not been named yet
+    adopting: bool = False  # what was asked for: a replacement, not a first start
+    adoptions: int = 0
+    adopt_at: float | None = None
+    starting_since: float = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        return self.told.state in ("EXITED", "LAUNCH_FAILED")
+
+
+class RankProcesses:
+    """See processes.Processes, which this class is. One thread only."""
+
+    def __init__(
+        self,
+        data: Path,
+        agent_id: str,
+        *,
+        cgroup: str | None = None,
+        boot_id: str | None = None,
+        term_lead_s: float = 2.0,
+        kill_wait_s: float = 5.0,
+        pids_max: int | None = None,
+        memory_mib: int | None = None,
+        min_uid: int = launch.MIN_UID,
+    ) -> None:
+        """``data``: the agent's directory, ranks live in ``data/ranks``. ``agent_id``: names this agent's groups, stable
+        over restarts and different for each agent of a machine. ``cgroup``: None = the best that works, else v2, v1 or none.
+        ``pids_max``: processes and threads of one rank, None = half of what the machine can have.
+
+        Raises OSError when the directory cannot be used or the forced kind of cgroup does not work here.
+        """
+        self.root = data.absolute() / "ranks"
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.boot_id = boot_id or procs.boot_id()
+        self.layout = cgroups.layout_find(agent_id, force=cgroup)
+        log.info("Ranks are held by %s.", self.layout.note)
+        self._term_lead_s, self._kill_wait_s, self._min_uid = term_lead_s, kill_wait_s, min_uid
+        self._pids_max, self._memory_mib = pids_max or _half_of_all_pids(), memory_mib
+        self._held: dict[RankId, _Held] = {}
+        self._changes: list[RankState] = []
+        self._pidfds: dict[int, _Held] = {}
+        self._looked_at = 0.0
+        self._epoll = select.epoll()
+        self._hints = self._hints_bind()
+        self._epoll.register(self._hints, select.EPOLLIN)
+        self._zygote = ZygoteLink()
+        self._epoll.register(self._zygote.fileno(), select.EPOLLIN)
+
+    def _hints_bind(self) -> socket.socket:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        # By way of a descriptor: a socket's path may have 107 bytes, a data directory more.
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            (self.root / rankdir.NOTIFY).unlink(missing_ok=True)
+            line.bind(f"/proc/self/fd/{folder}/{rankdir.NOTIFY}")
+            os.chmod(self.root / rankdir.NOTIFY, 0o600)
+        finally:
+            os.close(folder)
+        return line
+
+    def close(self) -> None:
+        for held in self._held.values():
+            self._unwatch(held)
+        self._zygote.close()
+        self._hints.close()
+        self._epoll.close()
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def rank_dir(self, rank: RankId) -> Path:
+        rank_parts(rank)  # a name from outside never becomes a path unchecked
+        return self.root / rank
+
+    # --- orders -----------------------------------------------------------------------------------------------
+
+    def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
+        """Ask for a shim. The program gets ``env`` plus the rank's mark and, if it is not there, NEBULA_ARTIFACTS."""
+        path = str(self.rank_dir(rank))
+        plan = self.layout.plan(rank, pids_max=self._pids_max, memory_mib=self._memory_mib)
+        held = _Held(rank, path, cgroups.group_open(plan), RankState(rank=rank, state="PREPARING"))
+        if rank in self._held:
+            return  # RUN twice changes nothing
+        self._held[rank] = held
+        order = {
+            "rank": rank,
+            "boot_id": self.boot_id,
+            "spec": spec.to_json(),
+            "env": {"NEBULA_ARTIFACTS": f"{path}/{rankdir.ARTIFACTS}", **env, cgroups.MARK: plan["mark"].partition("=")[2]},
+            "group": plan,
+            "lease_s": lease_s,
+            "term_lead_s": self._term_lead_s,
+            "kill_wait_s": self._kill_wait_s,
+            "min_uid": self._min_uid,
+        }
+        try:
+            os.mkdir(path, 0o700)
+            rankdir.file_write(path, rankdir.SPEC, order)
+        except FileExistsError:
+            self._tell(held, _failed(rank, "internal", f"The directory {path} exists already; a rank is started only once."))
+            return
+        except (OSError, ValueError) as error:
+            self._tell(held, _failed(rank, "internal", f"The rank's directory could not be made: {error}"))
+            return
+        held.starting_since = time.monotonic()
+        self._ask(held, adopt=False)
+
+    def stop(self, rank: RankId, *, grace_s: float, cause: ExitCause = "stopped", reason: str | None = None) -> None:
+        """Of two stops the earlier deadline counts, and the cause of the first."""
+        held = self._held.get(rank)
+        if held is None or held.is_final:
+            return
+        now = procs.boottime()
+        old = rankdir.file_read(held.path, rankdir.STOP)
+        if old is not None:
+            if old["at"] + old["grace_s"] <= now + grace_s:
+                return
+            cause, reason = old["cause"], old["reason"]
+        rankdir.file_write(held.path, rankdir.STOP, {"cause": cause, "reason": reason, "grace_s": grace_s, "at": now})
+        if held.shim is not None:
+            procs.signal_send(*held.shim, _WAKE)
+
+    def kill(self, rank: RankId) -> None:
+        held = self._held.get(rank)
+        if held is not None:
+            if held.is_final:
+                self._group(held).kill()
+            else:
+                self.stop(rank, grace_s=0.0)
+
+    def lease_set(self, rank: RankId, lease_s: int | None) -> None:
+        """Change a rank's lease; None = none. The shim counts it, so it holds while no agent runs."""
+        held = self._held.get(rank)
+        if held is not None and not held.is_final:
+            rankdir.file_write(held.path, rankdir.LEASE, {"lease_s": lease_s})
+
+    def lease_renew(self, sent_at: float) -> None:
+        """A sync was answered. ``sent_at``: when it was sent, in CLOCK_BOOTTIME seconds (procs.boottime)."""
+        temporary = self.root / f"{rankdir.RENEWED}.new"
+        temporary.write_text(f"{sent_at:.3f}", encoding="ascii")
+        temporary.replace(self.root / rankdir.RENEWED)
+
+    def forget(self, rank: RankId) -> None:
+        path = self.rank_dir(rank)
+        held = self._held.pop(rank, None)
+        if held is not None:
+            self._unwatch(held)
+        self._group_of(rank, held).remove()
+        # Renamed first: a directory that is half removed when the power fails is no rank any more.
+        gone = self.root / f".gone-{rank}"
+        try:
+            shutil.rmtree(gone, ignore_errors=True)
+            path.rename(gone)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(gone, ignore_errors=True)
+
+    # --- questions --------------------------------------------------------------------------------------------
+
+    def pids(self, rank: RankId) -> frozenset[int]:
+        held = self._held.get(rank)
+        return frozenset(self._group(held).pids()) if held is not None else frozenset()
+
+    def owners(self) -> dict[int, RankId]:
+        """Process id → rank, for everything that runs here."""
+        return {pid: rank for rank in self._held for pid in self.pids(rank)}
+
+    def tree_gone(self, rank: RankId) -> bool:
+        held = self._held.get(rank)
+        if held is None:
+            return not self._group_of(rank, None).populated()
+        return held.is_final and not self._group(held).populated()
+
+    def _group(self, held: _Held) -> cgroups.CgroupGroup | cgroups.SessionGroup:
+        if isinstance(held.group, cgroups.SessionGroup):
+            started = rankdir.file_read(held.path, rankdir.STARTED)
+            program = (started["pid"], started["start"]) if started else None
+            # Only the shim that forked the program is above it.
+            held.group.know(shim=(started["shim"]["pid"], started["shim"]["start"]) if started else held.shim, program=program)
+        return held.group
+
+    def _group_of(self, rank: RankId, held: _Held | None) -> cgroups.CgroupGroup | cgroups.SessionGroup:
+        if held is not None:
+            return self._group(held)
+        order = rankdir.file_read(str(self.rank_dir(rank)), rankdir.SPEC)
+        return cgroups.group_open(order["group"] if order else self.layout.plan(rank))
+
+    # --- what happens -----------------------------------------------------------------------------------------
+
+    def poll(self) -> list[RankState]:
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._hints.fileno():
+                self._hints_read()
+            elif fd == self._zygote.fileno():
+                self._zygote_read()
+            elif fd in self._pidfds:
+                held = self._pidfds[fd]
+                self._unwatch(held)
+                self._refresh(held, is_alive=False)
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            self._look(now)
+        found, self._changes = self._changes, []
+        return found
+
+    def _hints_read(self) -> None:
+        while True:
+            try:
+                text = self._hints.recv(256).decode(errors="replace")
+            except BlockingIOError:
+                return
+            rank, _, what = text.partition(" ")
+            held = self._held.get(rank)
+            if held is not None and not held.is_final:
+                self._refresh(held, is_running=what == "running")
+
+    def _zygote_read(self) -> None:
+        answers = self._zygote.read()
+        for answer in answers or ():
+            held = self._held.get(answer.rank)
+            if held is None or held.is_final:
+                continue
+            held.asked_at = None
+            if answer.shim is None:
+                self._shim_refused(held, answer.error or "unknown")
+            else:
+                self._watch(held, answer.shim)
+        if answers is None:
+            log.warning("The zygote ended; a new one is started. Running ranks are not touched.")
+            self._epoll_forget(self._zygote.fileno())
+            self._zygote.restart()
+            self._epoll.register(self._zygote.fileno(), select.EPOLLIN)
+            # What it had not answered may or may not have happened. Asking again is harmless: only one shim gets the claim.
+            for held in self._held.values():
+                if held.asked_at is not None and not held.is_final:
+                    self._ask(held, adopt=held.adopting)
+
+    def _epoll_forget(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+
+    def _ask(self, held: _Held, *, adopt: bool) -> None:
+        held.asked_at, held.adopting = time.monotonic(), adopt
+        self._zygote.ask("adopt" if adopt else "launch", rank=held.rank, path=held.path)
+
+    def _shim_refused(self, held: _Held, text: str) -> None:
+        if held.adopting:
+            held.adopt_at = time.monotonic() + _LOOK_S
+        else:
+            self._never_started(held, text)
+
+    def _watch(self, held: _Held, shim: tuple[int, int]) -> None:
+        """Hear of this shim's end."""
+        self._unwatch(held)
+        held.shim = shim
+        try:
+            fd = procs.pidfd_open(*shim)
+        except OSError:
+            return  # no pidfds on this kernel: `_look` asks the claim once a second
+        if fd is None:
+            self._refresh(held, is_alive=False)
+            return
+        held.pidfd = fd
+        self._pidfds[fd] = held
+        self._epoll.register(fd, select.EPOLLIN)
+        if os.path.exists(f"{held.path}/{rankdir.STOP}"):
+            procs.signal_send(*shim, _WAKE)  # the order may have come while nobody was there to be woken
+
+    def _unwatch(self, held: _Held) -> None:
+        if held.pidfd is not None:
+            self._epoll_forget(held.pidfd)
+            del self._pidfds[held.pidfd]
+            os.close(held.pidfd)
+            held.pidfd = None
+        held.shim = None
+
+    def _look(self, now: float) -> None:
+        for held in list(self._held.values()):
+            if held.is_final:
+                continue
+            if held.adopt_at is not None and now >= held.adopt_at:
+                held.adopt_at = None
+                self._ask(held, adopt=True)
+            elif held.pidfd is None and held.asked_at is None and held.adopt_at is None:
+                self._refresh(held, is_alive=rankdir.claim_held(held.path) is True)
+            elif held.told.state == "PREPARING" and now - held.starting_since > _LOOK_S:
+                self._refresh(held)
+
+    def _tell(self, held: _Held, state: RankState) -> None:
+        if state != held.told:
+            held.told = state
+            self._changes.append(state)
+        if held.is_final:
+            held.asked_at = held.adopt_at = None
+
+    def _refresh(self, held: _Held, *, is_running: bool = False, is_alive: bool = True) -> None:
+        """Read what the shim has written. ``is_running``: it has just said so; ``is_alive`` False: it is dead."""
+        if held.is_final:
+            return
+        final = _final_read(held.rank, held.path)
+        if final is not None:
+            self._tell(held, final)
+            return
+        started = rankdir.file_read(held.path, rankdir.STARTED)
+        # started.json is there a moment before the exec; a second later a program that could not start would have said so.
+        if started is not None and (is_running or held.told.state == "RUNNING" or time.monotonic() - held.starting_since > _LOOK_S):
+            self._tell(held, RankState(rank=held.rank, state="RUNNING", started_at=started["started_at"]))
+        if not is_alive:
+            self._shim_lost(held, started is not None)
+
+    def _shim_lost(self, held: _Held, was_started: bool) -> None:
+        """The shim that we watched is dead and has not said how the rank ended."""
+        if rankdir.claim_held(held.path):
+            # Another one has the rank (two were asked for, one got it).
+            owner = rankdir.claim_owner(held.path)
+            if owner is not None and owner != held.shim:
+                self._watch(held, owner)
+            return
+        if was_started:
+            held.adoptions += 1
+            log.warning("The shim of rank %s is dead; it gets a new one.", held.rank)
+            if held.adoptions > _QUICK_ADOPTIONS:
+                held.adopt_at = time.monotonic() + _LOOK_S
+            else:
+                self._ask(held, adopt=True)
+        else:
+            self._never_started(held, "The shim died before the program was started")
+
+    def _never_started(self, held: _Held, text: str) -> None:
+        """Make sure that nothing of it can run any more, and say so."""
+        try:
+            fd = rankdir.claim_create(held.path)
+            if fd is not None:
+                os.close(fd)
+            elif rankdir.claim_held(held.path):
+                return
+            group = self._group(held)
+            group.kill()
+            group.remove()
+            rankdir.file_write(held.path, rankdir.LAUNCH, {"kind": "internal", "text": text}, durable=True)
+        except OSError as error:
+            text = f"{text} ({error})"
+        self._tell(held, _failed(held.rank, "internal", text))
+
+    # --- after a restart --------------------------------------------------------------------------------------
+
+    def recover(self, rows: Sequence[Recoverable]) -> list[RankState]:
+        """The table of lifecycle.md. A rank that never ran is EXITED(never_started): it may safely run elsewhere."""
+        return [self._recover_one(row) for row in rows]
+
+    def _recover_one(self, row: Recoverable) -> RankState:
+        path = str(self.rank_dir(row.rank))
+        order = rankdir.file_read(path, rankdir.SPEC)
+        plan = order["group"] if order else self.layout.plan(row.rank)
+        held = self._held[row.rank] = _Held(row.rank, path, cgroups.group_open(plan), RankState(rank=row.rank, state="PREPARING"))
+        held.told = state = self._recover_state(row, held, order is not None)
+        return state
+
+    def _recover_state(self, row: Recoverable, held: _Held, has_order: bool) -> RankState:
+        # 1. It ended and was written down, by the shim or by an earlier agent.
+        final = _final_read(held.rank, held.path)
+        if final is not None:
+            return final
+        started = rankdir.file_read(held.path, rankdir.STARTED)
+        # 2. Another boot: nothing of it can live.
+        if row.boot_id != self.boot_id:
+            cause: ExitCause = "node_rebooted" if started else "never_started"
+            return self._ended(held, cause, f"This boot is {self.boot_id}, that one was {row.boot_id}.")
+        # 3. Nobody ever claimed it. We do, so that a shim that is still on its way can't.
+        if not has_order or rankdir.claim_held(held.path) is None:
+            fd = rankdir.claim_create(held.path) if os.path.isdir(held.path) else None
+            if fd is not None or not os.path.isdir(held.path):
+                if fd is not None:
+                    os.close(fd)
+                return self._ended(held, "never_started", "The agent ended before the program was started.")
+        # 4. Its shim lives: watch.
+        if rankdir.claim_held(held.path):
+            owner = rankdir.claim_owner(held.path)
+            held.starting_since = time.monotonic()
+            if owner is not None:
+                self._watch(held, owner)
+            return RankState(rank=held.rank, state="RUNNING", started_at=started["started_at"]) if started else held.told
+        # 5. Its shim is dead.
+        if started is None:
+            self._group(held).kill()
+            self._group(held).remove()
+            return self._ended(held, "never_started", "The shim died before the program was started.")
+        if self._group(held).populated():
+            log.warning("Rank %s runs without its shim; it gets a new one.", held.rank)
+            self._ask(held, adopt=True)
+            return RankState(rank=held.rank, state="RUNNING", started_at=started["started_at"])
+        code = rankdir.file_read(held.path, rankdir.CODE)
+        status = code["status"] if code and code["pid"] == started["pid"] else None
+        if status is None:
+            return self._ended(held, "exit_unknown", "The program ended while nobody could see how.")
+        return self._ended(held, "exited", None, status=status)
+
+    def _ended(self, held: _Held, cause: ExitCause, detail: str | None, *, status: int | None = None) -> RankState:
+        """Write down the end of a rank that has no shim."""
+        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if status is not None and number is None else None
+        with contextlib.suppress(OSError):  # no directory: the next agent comes to the same end
+            rankdir.exit_write(held.path, cause=cause, code=code, signal=number, detail=detail)
+        return RankState(rank=held.rank, state="EXITED", exit=ExitInfo(cause=cause, code=code, signal=number, detail=detail))
+
+    def strangers(self) -> list[RankId]:
+        """Ranks that live here under our name and are not held: call it after ``recover``. Nothing is done to them."""
+        found = []
+        for name in sorted({*self.layout.names(), *(e.name for e in os.scandir(self.root) if e.is_dir(follow_symlinks=False))}):
+            try:
+                rank_parts(name)
+            except ProtocolError:
+                continue
+            if name not in self._held and (rankdir.claim_held(str(self.root / name)) or self._group_of(name, None).populated()):
+                found.append(name)
+        return found
+
+    def stranger_kill(self, rank: RankId) -> None:
+        """Kill a rank that ``strangers`` named, its whole tree at once; ``forget`` then removes what is left."""
+        path = str(self.rank_dir(rank))
+        if os.path.isdir(path):
+            rankdir.file_write(path, rankdir.STOP, {"cause": "stopped", "reason": "stranger", "grace_s": 0, "at": procs.boottime()})
+        self._group_of(rank, None).kill()
+
+
+def _final_read(rank: RankId, path: str) -> RankState | None:
+    ended = rankdir.file_read(path, rankdir.EXIT)
+    if ended is not None:
+        started = rankdir.file_read(path, rankdir.STARTED)
+        return RankState(
+            rank=rank,
+            state="EXITED",
+            exit=from_json(ExitInfo, ended["exit"]),
+            started_at=started["started_at"] if started else None,
+            checkpoint_seen=ended["checkpoint_seen"],
+        )
+    failed = rankdir.file_read(path, rankdir.LAUNCH)
+    return _failed(rank, failed["kind"], failed["text"]) if failed is not None else None
+
+
+def _failed(rank: RankId, kind: LaunchError, text: str) -> RankState:
+    return RankState(rank=rank, state="LAUNCH_FAILED", launch_error=kind, launch_detail=text)
+
+
+def _half_of_all_pids() -> int | None:
+    """One rank may not take every process id of the machine. Threads count too, hence no smaller number."""
+    found = []
+    for name in ("kernel/pid_max", "kernel/threads-max"):
+        try:
+            found.append(int(Path("/proc/sys", name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(found) // 2 if found else None

@@ -1,0 +1,129 @@
+"""The process that all shims are forked from.
+
+A fresh interpreter without site-packages, started once by the agent: it has no threads, no database and no driver
+loaded, so a fork of it is safe, quick (about a millisecond) and shares nearly all of its memory. It talks to the agent
+over one SEQPACKET socket and ends when the agent does; shims are in sessions of their own and don't notice.
+
+    agent → zygote   {"op": "launch" | "adopt", "rank", "dir"}
+    zygote → agent   {"rank", "pid", "start"} of the new shim, or {"rank", "error"}
+
+It is a subreaper: when a shim is killed, its program becomes the zygote's child, whose exit code is then written to
+code.json for the shim that adopts the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+
+from agent import procs, rankdir, shim
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+class Zygote:
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._shims: dict[int, str] = {}  # pid → rank directory; a child's pid is its own until we reap it
+        self._orphans: dict[int, str] = {}  # program whose shim died → rank directory
+
+    def run(self) -> NoReturn:
+        """Serve until the agent is gone."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._line, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        while True:
+            for fd, _ in poll.poll():
+                if fd == wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+                else:
+                    self._serve()
+
+    def _serve(self) -> None:
+        try:
+            data = self._line.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        order = json.loads(data)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._answer({"rank": order["rank"], "error": f"The shim could not be forked: {error}"})
+            return
+        if pid == 0:
+            # A fork keeps the wake-up pipe: without this line the shim's signals would wake the zygote.
+            signal.set_wakeup_fd(-1)
+            self._line.close()
+            shim.shim_run(order["dir"], adopt=order["op"] == "adopt")
+        self._shims[pid] = order["dir"]
+        stat = procs.process_stat(pid)
+        self._answer({"rank": order["rank"], "pid": pid, "start": stat.start if stat else 0})
+
+    def _answer(self, value: dict[str, Any]) -> None:
+        try:
+            self._line.send(json.dumps(value).encode())
+        except OSError:
+            os._exit(0)
+
+    def _reap(self) -> None:
+        ended: list[tuple[int, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            ended.append((pid, status))
+        # Shims first: only a shim's end tells us that its program is ours now.
+        for pid, _ in ended:
+            path = self._shims.pop(pid, None)
+            if path is not None and not os.path.exists(f"{path}/{rankdir.EXIT}"):
+                started = rankdir.file_read(path, rankdir.STARTED)
+                if started is not None:
+                    self._orphans[int(started["pid"])] = path
+        for pid, status in ended:
+            path = self._orphans.pop(pid, None)
+            if path is not None:
+                # The directory is gone or the disk is full: then the exit stays unknown.
+                with contextlib.suppress(OSError):
+                    rankdir.file_write(path, rankdir.CODE, {"pid": pid, "status": status}, durable=True)
+
+
+def main(fd: int) -> NoReturn:
+    """``fd``: the zygote's end of the socket pair."""
+    # What ends the agent must not end this process before it has seen the socket close; SIGUSR2 is the shims' wake-up
+    # call and may reach one before it is ready.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    procs.prctl(procs.PR_SET_PDEATHSIG, 0)
+    procs.prctl(procs.PR_SET_CHILD_SUBREAPER, 1)
+    procs.process_title("nebula-zygote")
+    os.set_inheritable(fd, False)
+    os.chdir("/")
+    Zygote(socket.socket(fileno=fd)).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
