@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
@@ -269,7 +270,12 @@ LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "nebulagrid" / "locale"]
 USE_I18N = True
 USE_TZ = True
-TIME_ZONE = "UTC"
+TIME_ZONE = "UTC"  # what the database keeps
+INSTALLATION_ZONE = env("ZONE", "UTC")  # where a month begins, for quotas; people may set their own for display
+try:
+    ZoneInfo(INSTALLATION_ZONE)
+except (ZoneInfoNotFoundError, ValueError) as error:
+    raise ImproperlyConfigured(f"NEBULA_ZONE is {INSTALLATION_ZONE!r}; expected a time zone such as Asia/Shanghai.") from error
 STATIC_URL = "static/"
 STATIC_ROOT = Path(env("STATIC_ROOT", str(DATA_DIR / "static")))
 STATICFILES_DIRS = [BASE_DIR / "static"]

@@ -5,21 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from django.utils.translation import gettext, gettext_noop
+
+
+class _Blank(dict[str, Any]):
+    """A sentence with a hole is better than a second error while telling of the first."""
+
+    def __missing__(self, key: str) -> str:
+        return f"{{{key}}}"
+
 
 class DomainError(Exception):
     """The request can't be done.
 
     ``code`` is stable and for programs, ``params`` are the numbers of the sentence, ``http_status`` is the API's answer.
+    ``sentences`` has a translatable sentence for each code that the class uses, with ``{names}`` of params.
     """
 
     default_code: ClassVar[str] = "refused"
     default_status: ClassVar[int] = 400
+    sentences: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, code: str | None = None, http_status: int | None = None, params: Mapping[str, Any] | None = None) -> None:
         self.code = code or self.default_code
         self.http_status = http_status or self.default_status
         self.params: dict[str, Any] = dict(params or {})
         super().__init__(f"{self.code} {self.params}" if self.params else self.code)
+
+    @property
+    def message(self) -> str:
+        """The sentence in the reader's language; empty where another room words this code (jobs.wording).
+
+        Users' text in params is inserted, never read as a template.
+        """
+        sentence = self.sentences.get(str(self.params.get("what", ""))) or self.sentences.get(self.code)
+        return gettext(sentence).format_map(_Blank(self.params)) if sentence else ""
 
 
 class QuotaExceeded(DomainError):
@@ -28,3 +48,32 @@ class QuotaExceeded(DomainError):
 
     default_code = "quota_exceeded"
     default_status = 403
+    sentences = {
+        "gpu_hours": gettext_noop("The GPU-hours of {owner} are used up: {used} of {limit} this month. They start anew at {resets_at}."),
+        "active_jobs": gettext_noop("{owner} has {used} of at most {limit} active jobs. Wait until one ends, or cancel one."),
+        "cards": gettext_noop("{owner} holds {used} of at most {limit} cards. Wait until a job ends."),
+    }
+
+    @property
+    def used(self) -> float:
+        return float(self.params["used"])
+
+    @property
+    def limit(self) -> float:
+        return float(self.params["limit"])
+
+    @property
+    def resets_at(self) -> str | None:
+        found = self.params.get("resets_at")
+        return None if found is None else str(found)
+
+
+class BadValue(DomainError):
+    """A value that people, projects or tokens can't have."""
+
+    default_code = "invalid"
+    sentences = {
+        "email_taken": gettext_noop("There is already a user {email}."),
+        "project_name_taken": gettext_noop("No free project name like {name}."),
+        "token_ttl": gettext_noop("A token must live for at least a second; got {ttl_s} s."),
+    }

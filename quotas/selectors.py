@@ -1,0 +1,88 @@
+"""Reads of people, projects and quotas that are more than one filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import F, Q, QuerySet
+
+from quotas import calendar
+from quotas.models import Membership, Project, Quota, User
+from quotas.services import quota_for, refusal_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaView:
+    """A quota as people read it. ``None`` = no limit; hours of whole cards."""
+
+    gpu_hours: int | None
+    used_gpu_hours: float
+    resets_at: datetime
+    max_active_jobs: int | None
+    active_jobs: int
+    max_cards: int | None
+    held_cards: int
+
+
+def quota_view(user: User, *, now: datetime) -> QuotaView:
+    quota = quota_for(user, now=now)
+    return QuotaView(
+        gpu_hours=quota.gpu_hours,
+        used_gpu_hours=round(quota.used_gpu_s / 3600, 4),
+        resets_at=calendar.resets_at(now),
+        max_active_jobs=quota.max_active_jobs,
+        active_jobs=quota.active_jobs,
+        max_cards=quota.max_cards,
+        held_cards=quota.held_cards,
+    )
+
+
+def projects_of(user: User) -> QuerySet[Project]:
+    """The active projects that a user may see (any role)."""
+    return Project.objects.filter(is_active=True, memberships__user=user)
+
+
+def projects_to_submit(user: User) -> QuerySet[Project]:
+    """The active projects that a user may run jobs under: not those where he only looks on."""
+    return Project.objects.filter(
+        is_active=True, memberships__user=user, memberships__role__in=(Membership.Role.LEAD, Membership.Role.USER)
+    )
+
+
+def users_over_limit(users: Iterable[int], *, now: datetime) -> dict[int, dict[str, Any]]:
+    """Who is at the limit of GPU-hours (D15): user id → params of code ``quota_exceeded``. One SELECT however many.
+
+    A row that still has an older month blocks nobody: its counter starts anew with the next submit or charge.
+    """
+    return _over_limit(Quota.objects.filter(user_id__in=set(users)), key="user_id", now=now)
+
+
+def projects_over_limit(projects: Iterable[int], *, now: datetime) -> dict[int, dict[str, Any]]:
+    """The same for projects: project id → params."""
+    return _over_limit(Quota.objects.filter(project_id__in=set(projects)), key="project_id", now=now)
+
+
+def _over_limit(rows: QuerySet[Quota], *, key: str, now: datetime) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    full = rows.filter(gpu_hours__isnull=False, used_gpu_s__gte=F("gpu_hours") * 3600.0, period_start=calendar.month_of(now))
+    for quota in full.select_related("user", "project"):
+        if error := refusal_of(quota, now=now):
+            found[getattr(quota, key)] = error.params
+    return found
+
+
+def cards_room(*, users: Iterable[int], projects: Iterable[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """How many more cards may be held: (user id → cards, project id → cards); without an entry = no limit. One SELECT."""
+    by_user: dict[int, int] = {}
+    by_project: dict[int, int] = {}
+    rows = Quota.objects.filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects)), max_cards__isnull=False)
+    for user_id, project_id, limit, held in rows.values_list("user_id", "project_id", "max_cards", "held_cards"):
+        room = max(0, (limit or 0) - held)
+        if user_id is not None:
+            by_user[user_id] = room
+        else:
+            by_project[project_id] = room
+    return by_user, by_project

@@ -1,0 +1,264 @@
+"""Writes to people, projects, tokens and quotas.
+
+Counters of a quota move by conditional UPDATE only: two requests at once can't both take the last place, on SQLite
+and PostgreSQL alike. Rows are taken in one order, user before project, so that two transactions never wait for each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Greatest
+from django.utils import timezone
+from django.utils.text import slugify
+
+from quotas import calendar
+from quotas.errors import BadValue, QuotaExceeded
+from quotas.models import ApiToken, Membership, Project, Quota, User
+
+TOKEN_PREFIX = "ngt_"  # noqa: S105 -- a mark that secret scanners look for, not a secret
+#: A token's last use is written at most this often: reading a page must not cost a write.
+LAST_USED_EVERY_S = 60
+
+# --- quota rows -------------------------------------------------------------------------------------------------
+
+
+def quota_for(user: User | int, *, now: datetime | None = None) -> Quota:
+    """The user's quota, made at first sight (two at once make one), with the counter of the current month."""
+    quota, _ = Quota.objects.get_or_create(
+        user_id=_pk(user), defaults={"gpu_hours": settings.DEFAULT_GPU_HOURS, "period_start": calendar.month_of(now or timezone.now())}
+    )
+    return _quota_rolled(quota, now=now or timezone.now())
+
+
+def quota_for_project(project: Project | int, *, now: datetime | None = None) -> Quota | None:
+    """The project's quota, or None: a project without a row has no limit of its own."""
+    quota = Quota.objects.filter(project_id=_pk(project)).first()
+    return _quota_rolled(quota, now=now or timezone.now()) if quota else None
+
+
+def quota_roll(rows: QuerySet[Quota], *, now: datetime) -> int:
+    """Start the counter of a new month where the row still has an older one. Never moves a row back."""
+    month = calendar.month_of(now)
+    return rows.filter(Q(period_start__isnull=True) | Q(period_start__lt=month)).update(used_gpu_s=0.0, period_start=month, updated_at=now)
+
+
+def _quota_rolled(quota: Quota, *, now: datetime) -> Quota:
+    month = calendar.month_of(now)
+    if quota.period_start is None or quota.period_start < month:
+        quota_roll(Quota.objects.filter(pk=quota.pk), now=now)
+        quota.refresh_from_db()
+    return quota
+
+
+# --- what is held against a quota ---------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def quota_job_admit(*, user: User | int, project: Project | int | None = None, now: datetime | None = None) -> None:
+    """Count one more active job against the user and the project. Call inside the transaction that inserts the job.
+
+    Raises QuotaExceeded (what = gpu_hours | active_jobs); nothing is counted then.
+    """
+    now = now or timezone.now()
+    for quota in _quotas(user=user, project=project, now=now):
+        admitted = (
+            Quota.objects.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=F("gpu_hours") * 3600.0), pk=quota.pk)
+            .filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs")))
+            .update(active_jobs=F("active_jobs") + 1)
+        )
+        if not admitted:
+            quota.refresh_from_db()
+            raise refusal_of(quota, now=now) or _exceeded("active_jobs", quota, used=quota.active_jobs, limit=quota.max_active_jobs)
+
+
+def quota_jobs_done(owners: Iterable[tuple[int, int | None]]) -> None:
+    """``quota_job_done`` for many jobs, as (user id, project id) pairs. Rows are taken in id order, users before projects."""
+    pairs = list(owners)
+    users = Counter(user for user, _ in pairs)
+    projects = Counter(project for _, project in pairs if project is not None)
+    for user in sorted(users):
+        Quota.objects.filter(user_id=user).update(active_jobs=Greatest(F("active_jobs") - users[user], 0))
+    for project in sorted(projects):
+        Quota.objects.filter(project_id=project).update(active_jobs=Greatest(F("active_jobs") - projects[project], 0))
+
+
+def quota_job_done(*, user: User | int, project: Project | int | None = None, count: int = 1) -> None:
+    """Give back ``count`` active jobs. Call in the transaction that moves the job to its final state."""
+    _counter_lower(user=user, project=project, field="active_jobs", count=count)
+
+
+@transaction.atomic
+def cards_hold(*, user: User | int, project: Project | int | None = None, n: int, now: datetime | None = None) -> None:
+    """Count ``n`` more held cards. Call in the transaction that takes the slices. Raises QuotaExceeded; nothing is counted then."""
+    if n <= 0:
+        return
+    for quota in _quotas(user=user, project=project, now=now or timezone.now()):
+        held = (
+            Quota.objects.filter(pk=quota.pk)
+            .filter(Q(max_cards__isnull=True) | Q(held_cards__lte=F("max_cards") - n))
+            .update(held_cards=F("held_cards") + n)
+        )
+        if not held:
+            quota.refresh_from_db()
+            raise _exceeded("cards", quota, used=quota.held_cards, limit=quota.max_cards)
+
+
+def cards_release(*, user: User | int, project: Project | int | None = None, n: int) -> None:
+    """Give back ``n`` held cards. Call in the transaction that releases the slices."""
+    _counter_lower(user=user, project=project, field="held_cards", count=n)
+
+
+def owner_of(quota: Quota) -> str:
+    """Whom a message names. Causes a SQL query unless the owner is loaded."""
+    return quota.user.email if quota.user is not None else str(quota.project)
+
+
+def refusal_of(quota: Quota, *, now: datetime) -> QuotaExceeded | None:
+    """Why this row admits no more jobs, or None. Reads the row as loaded."""
+    if quota.gpu_hours is not None and quota.used_gpu_s >= quota.gpu_hours * 3600.0 and quota.period_start == calendar.month_of(now):
+        return _exceeded(
+            "gpu_hours", quota, used=round(quota.used_gpu_s / 3600, 2), limit=quota.gpu_hours, resets_at=calendar.resets_at(now)
+        )
+    if quota.max_active_jobs is not None and quota.active_jobs >= quota.max_active_jobs:
+        return _exceeded("active_jobs", quota, used=quota.active_jobs, limit=quota.max_active_jobs)
+    return None
+
+
+def _exceeded(what: str, quota: Quota, *, used: float, limit: int | None, resets_at: datetime | None = None) -> QuotaExceeded:
+    return QuotaExceeded(
+        params={
+            "what": what,
+            "used": used,
+            "limit": limit or 0,
+            "resets_at": resets_at.isoformat() if resets_at else None,
+            "owner": owner_of(quota),
+        }
+    )
+
+
+def _quotas(*, user: User | int, project: Project | int | None, now: datetime) -> list[Quota]:
+    """The rows that count for this user and project, the user's first."""
+    rows = [quota_for(user, now=now)]
+    if project is not None and (row := quota_for_project(project, now=now)):
+        rows.append(row)
+    return rows
+
+
+def _counter_lower(*, user: User | int, project: Project | int | None, field: str, count: int) -> None:
+    if count <= 0:
+        return
+    # Never under 0: a counter that an admin corrected while jobs ran must not turn the last end into an error.
+    lower = {field: Greatest(F(field) - count, 0)}
+    Quota.objects.filter(user_id=_pk(user)).update(**lower)
+    if project is not None:
+        Quota.objects.filter(project_id=_pk(project)).update(**lower)
+
+
+def _pk(thing: User | Project | int) -> int:
+    return thing if isinstance(thing, int) else thing.pk
+
+
+# --- people and projects --------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def user_create(*, email: str, password: str | None = None, is_staff: bool = False, is_superuser: bool = False, **extra: Any) -> User:
+    """A user with a personal project and a quota. Raises BadValue if the address is taken."""
+    if User.objects.filter(email__iexact=email).exists():
+        raise BadValue("email_taken", params={"email": email})
+    user = User.objects.create_user(email, password, is_staff=is_staff or is_superuser, is_superuser=is_superuser, **extra)
+    user_provision(user=user)
+    return user
+
+
+def user_provision(*, user: User) -> None:
+    """Personal project and quota of a user who came by another door (sign-up, admin, createsuperuser). Idempotent."""
+    project_personal(user)
+    quota_for(user)
+
+
+def project_personal(user: User) -> Project:
+    """The user's own project, made at first sight. Named after the e-mail's local part, with a number where taken."""
+    found = Project.objects.filter(personal_of=user).first()
+    if found:
+        return found
+    base = slugify(re.sub(r"[._+@]+", "-", user.email.split("@")[0]))[:50].strip("-_") or "user"
+    for number in range(1, 10_000):
+        name = base if number == 1 else f"{base}-{number}"
+        if number > 1 and Project.objects.filter(name=name).exists():
+            continue
+        try:
+            with transaction.atomic():
+                project = Project.objects.create(name=name, title=user.get_full_name()[:120], personal_of=user)
+                Membership.objects.create(project=project, user=user, role=Membership.Role.LEAD)
+                return project
+        except IntegrityError:
+            # The name is taken, or this user's project was made by someone else meanwhile.
+            if found := Project.objects.filter(personal_of=user).first():
+                return found
+    raise BadValue("project_name_taken", params={"name": base})
+
+
+# --- API tokens -----------------------------------------------------------------------------------------------------
+
+
+def token_create(*, user: User, name: str, ttl_s: int | None = None, now: datetime | None = None) -> tuple[ApiToken, str]:
+    """A new token and its secret, which is shown once and never stored. ``ttl_s`` None = does not expire.
+
+    Raises BadValue if ``ttl_s`` is not positive.
+    """
+    if ttl_s is not None and ttl_s <= 0:
+        raise BadValue("token_ttl", params={"ttl_s": ttl_s})
+    now = now or timezone.now()
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    token = ApiToken.objects.create(
+        user=user,
+        name=name[:80],
+        prefix=secret[:12],
+        token_sha256=_sha256(secret),
+        created_at=now,
+        expires_at=now + timedelta(seconds=ttl_s) if ttl_s is not None else None,
+    )
+    return token, secret
+
+
+def token_revoke(*, token: ApiToken, now: datetime | None = None) -> None:
+    """From now on the token opens nothing. Idempotent: the first time stays."""
+    ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=now or timezone.now())
+    token.refresh_from_db(fields=("revoked_at",))
+
+
+def token_authenticate(secret: str, *, now: datetime | None = None) -> User | None:
+    """Whose token this is; None if unknown, expired, revoked, or the user is inactive.
+
+    One SELECT. The lookup is by the SHA-256 of a 256-bit secret, so its timing tells nothing of use.
+    """
+    if not secret.startswith(TOKEN_PREFIX) or len(secret) > 200:
+        return None
+    now = now or timezone.now()
+    token = ApiToken.objects.select_related("user").filter(token_sha256=_sha256(secret)).first()
+    if (
+        token is None
+        or token.revoked_at is not None
+        or (token.expires_at is not None and token.expires_at <= now)
+        or not token.user.is_active
+    ):
+        return None
+    before = now - timedelta(seconds=LAST_USED_EVERY_S)
+    if token.last_used_at is None or token.last_used_at <= before:
+        ApiToken.objects.filter(Q(last_used_at__isnull=True) | Q(last_used_at__lte=before), pk=token.pk).update(last_used_at=now)
+    return token.user
+
+
+def _sha256(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
