@@ -69,11 +69,13 @@ def check_transport(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Ch
     problems: list[CheckMessage] = []
     base = urlsplit(settings.BASE_URL)
     if base.scheme not in ("http", "https") or not base.hostname:
-        problems.append(Error(f"NEBULA_BASE_URL is {settings.BASE_URL!r}; expected a URL such as https://grid.example.org.", id="nebulagrid.E003"))
+        problems.append(
+            Error(f"NEBULA_BASE_URL is {settings.BASE_URL!r}; expected a URL such as https://grid.example.org.", id="nebulagrid.E003")
+        )
     elif base.scheme == "http" and not is_loopback(base.hostname):
         problems.append(
             Error(
-                f"NEBULA_BASE_URL {settings.BASE_URL} is plain HTTP on a name that is not loopback: passwords and tokens would travel in the clear.",
+                f"NEBULA_BASE_URL {settings.BASE_URL} is plain HTTP beyond loopback: passwords and tokens would travel in the clear.",
                 hint="Serve HTTPS (NEBULA_TLS_CERT and NEBULA_TLS_KEY, or a proxy in front) and use an https:// URL.",
                 id="nebulagrid.E004",
             )

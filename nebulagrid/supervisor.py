@@ -120,8 +120,7 @@ class Child:
         loop, pid = asyncio.get_running_loop(), self.process.pid
         (self.owner.run_dir / f"{self.spec.name}.pid").write_text(f"{pid}\n")
         self.owner.children_write()
-        assert self.process.stdout is not None
-        output = self.process.stdout.fileno()
+        output = _output(self.process)
         os.set_blocking(output, False)
         loop.add_reader(output, self._read, self.process)
         watch = os.pidfd_open(pid)
@@ -129,16 +128,15 @@ class Child:
 
     def _read(self, process: subprocess.Popen[bytes]) -> bool:
         """Pass on what it said; False when there is nothing to read now."""
-        assert process.stdout is not None
+        output = _output(process)
         try:
-            data = os.read(process.stdout.fileno(), 1 << 16)
+            data = os.read(output, 1 << 16)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
         if not data:
-            asyncio.get_running_loop().remove_reader(process.stdout.fileno())
-            process.stdout.close()
+            self._output_close(process)
             return False
         *lines, self._part = (self._part + data).split(b"\n")
         if len(self._part) > 1 << 16:
@@ -158,12 +156,21 @@ class Child:
         os.close(watch)
         process.wait()
         # What it said last is in the pipe. A grandchild may hold the other end open for ever, so don't wait for EOF.
-        while process.stdout and not process.stdout.closed and self._read(process):
+        while self._is_open(process) and self._read(process):
             pass
-        if process.stdout and not process.stdout.closed:
-            loop.remove_reader(process.stdout.fileno())
-            process.stdout.close()
+        if self._is_open(process):
+            self._output_close(process)
         self.ended.set()
+
+    @staticmethod
+    def _is_open(process: subprocess.Popen[bytes]) -> bool:
+        return process.stdout is not None and not process.stdout.closed
+
+    @staticmethod
+    def _output_close(process: subprocess.Popen[bytes]) -> None:
+        asyncio.get_running_loop().remove_reader(_output(process))
+        if process.stdout is not None:
+            process.stdout.close()
 
     async def answers(self) -> bool:
         """Does it do its work? Children without a probe answer as soon as they run."""
@@ -198,6 +205,12 @@ class Child:
             self.owner.say(f"{self.spec.name} ended with status {status}; starting it again in {pause:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.owner.stopping.wait(), pause)
+
+
+def _output(process: subprocess.Popen[bytes]) -> int:
+    if process.stdout is None:
+        raise RuntimeError("started without a pipe")
+    return process.stdout.fileno()
 
 
 async def _healthz(host: str, port: int, *, tls: bool) -> bool:

