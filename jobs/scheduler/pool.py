@@ -17,10 +17,8 @@ from jobs.scheduler.binding import CardView, NodeView
 from jobs.scheduler.need import Need, cards_per_node, foreign_counted_mib, need_on
 from jobs.scheduler.never import kind_of
 from jobs.scheduler.score import TOPOLOGY_WEIGHT, WEIGHTS, card_score, slice_fragmentation, whole_fragmentation
-from jobs.scheduler.topology import Nearness, choose_set, pair_nearness
+from jobs.scheduler.topology import ROUND, Nearness, choose_set, pair_nearness
 from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot
-
-ROUND = 9  # digits of a score that count: beyond them sums differ only by the order of their terms
 
 
 class PoolCard:
@@ -61,7 +59,7 @@ class PoolCard:
 class PoolNode:
     """A node and its cards, in index order. ``empty`` = cards that could go to a whole-card job now."""
 
-    __slots__ = ("_near", "_near_known", "cards", "cpu_ranks", "empty", "node", "version")
+    __slots__ = ("_near", "cards", "cpu_ranks", "empty", "node", "version")
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -69,13 +67,11 @@ class PoolNode:
         self.empty = 0
         self.version = 0
         self.cpu_ranks = node.live_cpu_ranks
-        self._near: Nearness | None = None
-        self._near_known = False
+        self._near: tuple[Nearness | None, float] | None = None
 
-    def near(self) -> Nearness | None:
-        if not self._near_known:
+    def near(self) -> tuple[Nearness | None, float]:
+        if self._near is None:
             self._near = pair_nearness(self.node)
-            self._near_known = True
         return self._near
 
 
@@ -237,16 +233,17 @@ class Pool:
             tier, score = self._rank(card, need, taken=k)
             ranked.append((tier, -round(score, ROUND), card.gpu.index, card.gpu.id, card))
         ranked.sort(key=lambda item: item[:4])
-        near = node.near() if k > 1 else None
+        near, nearness = node.near() if k > 1 else (None, 1.0)
         if near is None:
-            chosen, nearness = ranked[:k], None
+            chosen = ranked[:k]
         else:
             by_id = {item[3]: item for item in ranked}
-            ids, nearness = choose_set([item[3] for item in ranked], k, near)
+            # A whole tier outweighs any score.
+            ids, nearness = choose_set(list(by_id), [-item[0] - item[1] for item in ranked], k, near)
             chosen = [by_id[gpu_id] for gpu_id in ids]
         score = -sum(item[1] for item in chosen) / k
         if k > 1:
-            score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * (1.0 if nearness is None else nearness)
+            score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
         tier = max(item[0] for item in chosen)
         key = (node.node.id in shape.avoid, tier, -round(score, ROUND), node.node.id, next(self._tick))
         cards = sorted((item[4] for item in chosen), key=lambda card: (card.gpu.index, card.gpu.id))

@@ -7,27 +7,41 @@ from itertools import combinations
 from math import comb
 from typing import Final
 
+from jobs.scheduler.score import NEUTRAL
 from jobs.scheduler.types import Link, Node
 
-#: How near two cards are, [0, 1]. A pair that no link names is as far as the system is wide.
+#: How near two cards are, [0, 1]. Where links are known, a pair that none names is as far as the system is wide.
 NEARNESS: Final[dict[str, float]] = {"nvlink": 1.0, "pcie_switch": 0.75, "pcie_host": 0.5, "numa": 0.25, "system": 0.0}
+SAME_MODEL_SHARE: Final = 0.55  # above one half: see _nearness
 EXACT_SETS: Final = 1000  # up to so many sets all are compared; beyond, sets are grown greedily from each card
+
+ROUND: Final = 9  # digits that count: beyond them sums differ only by the order of their terms
 
 Nearness = Mapping[tuple[int, int], float]
 
 
-def pair_nearness(node: Node) -> Nearness | None:
-    """(smaller id, larger id) -> [0, 1] for each pair of the node's cards; None if all pairs are alike, so that any set is as good."""
+def pair_nearness(node: Node) -> tuple[Nearness | None, float]:
+    """(smaller id, larger id) -> [0, 1] for each pair of the node's cards, and their least.
+
+    The mapping is None if all pairs are alike: any set is as good, and the number says how near it is.
+    """
+    models = {gpu.id: gpu.model for gpu in node.gpus}
+    is_mixed = len(set(models.values())) > 1
+    if not node.links and not is_mixed:
+        return None, _nearness(NEUTRAL, same_model=True)
     by_pair: dict[tuple[int, int], float] = {}
     for link in node.links:
         pair = _pair(link)
         by_pair[pair] = max(by_pair.get(pair, 0.0), NEARNESS.get(link.kind, 0.0))
-    models = {gpu.id: gpu.model for gpu in node.gpus}
-    near: dict[tuple[int, int], float] = {}
-    for a, b in combinations(sorted(models), 2):
-        # Any pair of one model is nearer than any mixed pair: a mixed gang runs at its slowest card's pace.
-        near[a, b] = 0.5 * by_pair.get((a, b), 0.0) + (0.5 if models[a] == models[b] else 0.0)
-    return near if len(set(near.values())) > 1 else None
+    missing = NEARNESS["system"] if node.links else NEUTRAL
+    near = {(a, b): _nearness(by_pair.get((a, b), missing), same_model=models[a] == models[b]) for a, b in combinations(sorted(models), 2)}
+    least = min(near.values(), default=1.0)
+    return (near if max(near.values(), default=1.0) > least else None), least
+
+
+def _nearness(link: float, *, same_model: bool) -> float:
+    """Any pair of one model is nearer than any mixed pair: a mixed gang runs at its slowest card's pace."""
+    return SAME_MODEL_SHARE * same_model + (1 - SAME_MODEL_SHARE) * link
 
 
 def _pair(link: Link) -> tuple[int, int]:
@@ -40,22 +54,21 @@ def set_nearness(gpus: Sequence[int], near: Nearness) -> float:
     return sum(near[pair] for pair in pairs) / len(pairs) if pairs else 1.0
 
 
-def choose_set(candidates: Sequence[int], k: int, near: Nearness | None) -> tuple[tuple[int, ...], float | None]:
-    """The k nearest of ``candidates`` (card ids, best first) and their nearness; None = all sets are alike.
+def choose_set(candidates: Sequence[int], scores: Sequence[float], k: int, near: Nearness) -> tuple[tuple[int, ...], float]:
+    """The k nearest of ``candidates`` (card ids, best first), and their nearness in [0, 1].
 
-    Among equally near sets the one with the better cards wins: the order of ``candidates`` breaks ties.
+    Among equally near sets the one with the greatest sum of ``scores`` (one for each candidate) wins, then the first.
     Raises ValueError if there are fewer than k candidates.
     """
     if len(candidates) < k:
         raise ValueError(f"{k} cards asked for, {len(candidates)} given")
-    if near is None or k == 1:
-        return tuple(candidates[:k]), None
-    if k == len(candidates):
-        return tuple(candidates), set_nearness(candidates, near)
     sets = combinations(range(len(candidates)), k) if comb(len(candidates), k) <= EXACT_SETS else _grown_sets(candidates, k, near)
-    # Sum of places, then places: the set with the better cards.
-    best = min(sets, key=lambda places: (-round(set_nearness([candidates[at] for at in places], near), 9), sum(places), places))
-    chosen = tuple(candidates[at] for at in best)
+
+    def rank(places: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
+        nearness = set_nearness([candidates[at] for at in places], near)
+        return (-round(nearness, ROUND), -round(sum(scores[at] for at in places), ROUND), places)
+
+    chosen = tuple(candidates[at] for at in min(sets, key=rank))
     return chosen, set_nearness(chosen, near)
 
 

@@ -1,0 +1,79 @@
+"""Which of several good cards is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.scheduler import Gpu, score
+from tests.scheduler.cases import Case
+
+
+def test_the_weights_add_up_and_temperature_and_load_are_heaviest() -> None:
+    assert sum(score.WEIGHTS.values()) == pytest.approx(1.0)
+    heavy = {score.WEIGHTS["temperature"], score.WEIGHTS["load"]}
+    assert min(heavy) > max(weight for name, weight in score.WEIGHTS.items() if name not in ("temperature", "load"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (score.temperature_score(40), 1.0),
+        (score.temperature_score(65), 0.5),  # (90 − 65) ÷ 50
+        (score.temperature_score(95), 0.0),
+        (score.temperature_score(None), 0.5),
+        (score.load_score(25), 0.75),
+        (score.load_score(0), 1.0),
+        (score.load_score(None), 0.5),
+        (score.pcie_score(8), 0.5),
+        (score.pcie_score(None), 0.5),
+        (score.health_score(80), 0.8),
+        (score.slice_fragmentation(total_mib=24_576, free_mib=8_192, taken_mib=8_192), 1.0),
+        (score.slice_fragmentation(total_mib=24_576, free_mib=24_576, taken_mib=6_144), 0.25),
+        (score.whole_fragmentation(total_mib=100, needed_mib=100, empty=4, taken=2, cards=4), 0.75),  # ½ × 1 + ½ × (1 − 2/4)
+    ],
+)
+def test_scores_are_in_0_to_1_and_unknown_is_neutral(value: float, expected: float) -> None:
+    assert value == pytest.approx(expected)
+
+
+def test_the_score_of_a_card_is_the_weighted_sum() -> None:
+    gpu = Gpu(id=1, uuid="u", index=0, model="m", temp_c=65, util_pct=25, health=80, pcie_width=8)
+    assert score.card_score(gpu) == pytest.approx(0.28 * 0.5 + 0.28 * 0.75 + 0.14 * 0.8 + 0.10 * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("worse", "better"),
+    [
+        ({"temp_c": 80}, {"temp_c": 50}),
+        ({"util_pct": 90}, {"util_pct": 5}),
+        ({"health": 40}, {"health": 100}),
+        ({"pcie_width": 4}, {"pcie_width": 16}),
+        ({"temp_c": 85}, {"temp_c": None}),
+        ({"temp_c": None}, {"temp_c": 45}),
+    ],
+)
+@pytest.mark.parametrize("mib", [None, 4_096])
+def test_the_better_card_is_taken(worse: dict[str, int | None], better: dict[str, int | None], mib: int | None) -> None:
+    Case().node("a", per_card=[worse, better], cards=2).job(mib=mib).expect("a:1")
+    Case().node("a", **worse).node("b", **better).job(mib=mib).expect("b")
+
+
+def test_slices_fill_a_used_card_before_they_break_a_whole_one() -> None:
+    case = Case().node("a", cards=2, per_card=[{}, {"util_pct": 90}]).taken("a:1", 4_096).job(mib=4_096).job()
+    case.expect("a:1", "a:0")
+
+
+def test_of_used_cards_the_tightest_is_taken() -> None:
+    Case().node("a", cards=2).taken("a:0", 4_096).taken("a:1", 12_288).job(mib=8_192).expect("a:1")
+
+
+def test_small_jobs_go_to_the_fuller_node_and_leave_the_empty_one_for_a_large_job() -> None:
+    Case().node("a", cards=4).node("b", cards=4).taken("b:0").taken("b:1").job().job(cards=4).expect("b", "a")
+
+
+def test_a_job_that_says_its_size_takes_the_smaller_card() -> None:
+    Case().node("a", mib=49_152).node("b", mib=24_576).job(mib=13_000).job(mib=25_000).expect("b", "a")
+
+
+def test_ties_go_to_the_first_node_and_card() -> None:
+    Case().node("a", cards=2).node("b", cards=2).job(count=4).expect("a:0", "a:1", "b:0", "b:1")
