@@ -1,0 +1,211 @@
+"""WebSockets: an agent's, which carries "sync" only, and people's, which carries what they may see.
+
+Deny by default. Who may see a job and whose token it is, the rooms above know: nebulagrid/asgi.py hands both in with
+``configure``; until then no job is visible and no token opens anything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from channels.auth import AuthMiddlewareStack
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+from django.http.request import split_domain_port, validate_host
+from django.urls import path
+
+from nodes.auth import node_authenticate
+from nodes.live import TOPIC, agent_group, group_of
+
+log = logging.getLogger(__name__)
+
+Scope = dict[str, Any]
+App = Callable[[Scope, Any, Any], Awaitable[None]]
+
+CLOSE_UNAUTHENTICATED = 4401
+CLOSE_FORBIDDEN = 4403
+TOPICS_MAX = 200
+MESSAGE_MAX = 16 * 1024
+_BEARER = re.compile(r"Bearer ([\x21-\x7e]{1,200})", re.IGNORECASE)
+
+
+def _nobody(token: str) -> Any | None:
+    return None
+
+
+def _nothing(user: Any, job_id: int) -> bool:
+    return False
+
+
+_user_for_token: Callable[[str], Any | None] = _nobody
+_may_see_job: Callable[[Any, int], bool] = _nothing
+
+
+def configure(*, user_for_token: Callable[[str], Any | None], may_see_job: Callable[[Any, int], bool]) -> None:
+    """Both are called in a thread, where SQL is allowed. ``user_for_token`` answers None for a token that opens nothing."""
+    global _user_for_token, _may_see_job
+    _user_for_token, _may_see_job = user_for_token, may_see_job
+
+
+def header(scope: Scope, name: str) -> str:
+    """A request header's value; empty if it is missing or there twice (then nobody can say which one counts)."""
+    found = [value for key, value in scope["headers"] if key.lower() == name.encode()]
+    return found[0].decode("latin-1") if len(found) == 1 else ""
+
+
+class NodeConsumer(AsyncWebsocketConsumer):
+    """An agent's connection. It never carries state: losing it costs at most one sync interval."""
+
+    group: str | None = None
+
+    async def connect(self) -> None:
+        node = await database_sync_to_async(node_authenticate)(header(self.scope, "authorization"))
+        if node is None:
+            await self.close(code=CLOSE_UNAUTHENTICATED)
+            return
+        self.group = agent_group(node.pk)
+        await self.channel_layer.group_add(self.group, self.channel_name)
+        await self.accept()
+        # What was nudged between the agent's last sync and now was sent to nobody.
+        await self.send(text_data="sync")
+
+    async def disconnect(self, code: int) -> None:
+        if self.group is not None:
+            await self.channel_layer.group_discard(self.group, self.channel_name)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """An agent says nothing here; what it has to say comes with a sync."""
+
+    async def agent_sync(self, message: dict[str, Any]) -> None:
+        await self.send(text_data="sync")
+
+
+class LiveConsumer(AsyncWebsocketConsumer):
+    """A person's connection. ``{"subscribe": ["job.42", "pool"]}`` and ``{"unsubscribe": […]}`` are answered with
+    ``{"topics": [all now], "refused": [those of this message that may not be had]}``; a topic that doesn't exist and
+    one that may not be seen are the same. Own ``user.<id>`` is subscribed from the start."""
+
+    topics: set[str]
+
+    async def connect(self) -> None:
+        self.topics = set()
+        user = self.scope.get("user")
+        if user is None or not user.is_authenticated or not user.is_active:
+            await self.close(code=CLOSE_UNAUTHENTICATED)
+            return
+        self.user = user
+        await self.accept()
+        await self._add(f"user.{user.pk}")
+
+    async def disconnect(self, code: int) -> None:
+        for topic in list(getattr(self, "topics", ())):
+            await self._discard(topic)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        wanted = self._parse(text_data)
+        if wanted is None:
+            await self._error(
+                "bad_message", f'Expected {{"subscribe": ["job.42"]}} of at most {MESSAGE_MAX} characters and {TOPICS_MAX} topics.'
+            )
+            return
+        subscribe, unsubscribe = wanted
+        for topic in unsubscribe:
+            await self._discard(topic)
+        refused = []
+        for topic in subscribe:
+            if topic in self.topics:
+                continue
+            if len(self.topics) < TOPICS_MAX and await database_sync_to_async(self._may_have)(topic):
+                await self._add(topic)
+            else:
+                refused.append(topic)
+        await self.send(text_data=json.dumps({"topics": sorted(self.topics), "refused": refused}))
+
+    async def live_message(self, message: dict[str, Any]) -> None:
+        await self.send(text_data=message["text"])
+
+    def _may_have(self, topic: str) -> bool:
+        """Causes SQL queries."""
+        if not TOPIC.fullmatch(topic):
+            return False
+        kind, _, number = topic.partition(".")
+        if kind == "pool":
+            return True
+        if kind == "user":
+            return int(number) == self.user.pk
+        if kind == "job":
+            return bool(_may_see_job(self.user, int(number)))
+        return bool(kind == "node" and self.user.is_staff)
+
+    @staticmethod
+    def _parse(text: str | None) -> tuple[list[str], list[str]] | None:
+        if text is None or len(text) > MESSAGE_MAX:
+            return None
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(message, dict) or not ({"subscribe", "unsubscribe"} & message.keys()):
+            return None
+        lists = [message.get("subscribe", []), message.get("unsubscribe", [])]
+        if not all(isinstance(found, list) and len(found) <= TOPICS_MAX and all(isinstance(t, str) for t in found) for found in lists):
+            return None
+        return lists[0], lists[1]
+
+    async def _error(self, code: str, text: str) -> None:
+        await self.send(text_data=json.dumps({"error": {"code": code, "message": text}}))
+
+    async def _add(self, topic: str) -> None:
+        await self.channel_layer.group_add(group_of(topic), self.channel_name)
+        self.topics.add(topic)
+
+    async def _discard(self, topic: str) -> None:
+        if topic in self.topics:
+            self.topics.discard(topic)
+            await self.channel_layer.group_discard(group_of(topic), self.channel_name)
+
+
+class LiveDoor:
+    """Who is it? A Bearer token (CLI, SDK), else the session's cookie, and then only from our own pages: a browser
+    sends the cookie from any page, and WebSockets have no CSRF token."""
+
+    def __init__(self, app: App) -> None:
+        self.by_token = app
+        self.by_session = AuthMiddlewareStack(app)
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        authorization = header(scope, "authorization")
+        if authorization:
+            match = _BEARER.fullmatch(authorization)
+            user = await database_sync_to_async(_user_for_token)(match[1]) if match else None
+            await self.by_token({**scope, "user": user}, receive, send)
+        elif is_own_origin(scope, trusted=settings.CSRF_TRUSTED_ORIGINS, hosts=settings.ALLOWED_HOSTS):
+            await self.by_session(scope, receive, send)
+        else:
+            log.warning("live connection from a foreign page refused: %r", header(scope, "origin")[:100])
+            await receive()
+            await send({"type": "websocket.close", "code": CLOSE_FORBIDDEN})
+
+
+def is_own_origin(scope: Scope, *, trusted: Iterable[str], hosts: Iterable[str]) -> bool:
+    """Origin names the very host and port that the request went to (an allowed one), or is a trusted one."""
+    origin = header(scope, "origin").lower()
+    if not origin:
+        return False
+    if origin in {text.lower().rstrip("/") for text in trusted}:
+        return True
+    host = header(scope, "host").lower()
+    domain, _ = split_domain_port(host)
+    return bool(domain) and validate_host(domain, list(hosts)) and urlsplit(origin).netloc == host
+
+
+websocket_urlpatterns = [
+    path("api/agent/v1/ws", NodeConsumer.as_asgi()),
+    path("ws/live", LiveDoor(LiveConsumer.as_asgi())),  # type: ignore[arg-type]
+]

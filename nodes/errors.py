@@ -1,0 +1,35 @@
+"""Why a request about a node is refused."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext_noop
+
+from quotas.errors import DomainError
+
+
+class EnrolRefused(DomainError):
+    """The machine may not join."""
+
+    default_code = "enrol_token_invalid"
+    default_status = 401
+    sentences = {
+        # One sentence for unknown, used and expired: it must not tell a guesser which of them it was.
+        "enrol_token_invalid": gettext_noop("This enrolment token is unknown, used or expired. Ask an admin for a new one."),
+    }
+
+
+class NodeRefused(DomainError):
+    """The node can't do this now, or the request about it makes no sense."""
+
+    default_code = "invalid"
+    default_status = 400
+    sentences = {
+        "node_busy": gettext_noop("Node {node} is {state} or still holds cards. Let its jobs end first, or enrol under another name."),
+        "node_retired": gettext_noop("Node {node} is retired. Enrol it anew to use it."),
+        "cordon_reason_missing": gettext_noop("Say why the node is drained, in 1–200 characters; got {length}."),
+        "cordon_until_past": gettext_noop("The end of the drain must be in the future; {until} is past."),
+        "token_ttl": gettext_noop("An enrolment token lives for 1–{limit_s} s; got {ttl_s} s."),
+        "verb_unknown": gettext_noop("{verb} is not a command of an agent; there are: {verbs}."),
+        "args_too_long": gettext_noop("The arguments of a command may have {limit} bytes; got {length}."),
+        "command_ttl": gettext_noop("A command waits for 1–{limit_s} s; got {ttl_s} s."),
+    }

@@ -1,0 +1,187 @@
+"""What a node is made of: an agent's inventory → rows. Read all, compare, write only what differs.
+
+A card is known by its UUID for ever: a shifted index never makes one card into another (jobs keep their UUIDs).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q
+
+from agent.protocol import GpuInfo, Inventory
+from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
+
+log = logging.getLogger(__name__)
+
+#: Sizes that makers print on the box, in GiB (D1).
+BOX_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)
+NOT_SEEN = "not_seen"
+#: A card may leave a node of these states: it is not there any more, or nobody says that it is.
+SILENT = (NodeState.UNKNOWN, NodeState.DOWN, NodeState.RETIRED, NodeState.ENROLLING)
+
+
+def nominal_mib(total_mib: int) -> int:
+    """D1: the smallest box size of which the total is 92–100 %, else the total rounded up to a whole GiB; MiB.
+
+    The same rule as the scheduling core's, which this room can't import; a test compares them for every size.
+    """
+    for gib in BOX_GIB:
+        if gib * 1024 * 92 <= total_mib * 100 and total_mib <= gib * 1024:
+            return gib * 1024
+    return -(-total_mib // 1024) * 1024
+
+
+def inventory_sha256(inventory: Inventory) -> str:
+    return hashlib.sha256(json.dumps(inventory.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def inventory_apply(*, node: Node, inventory: Inventory, now: datetime) -> bool:
+    """Bring node facts, cards and links in line; writes only what differs. Call inside a transaction.
+
+    Returns False if something could not be taken over yet (a card is still held on another node): ask again later.
+    """
+    _facts_apply(node, inventory)
+    is_settled, cards = _gpus_apply(node, inventory, now=now)
+    _links_apply(node, inventory, cards)
+    return is_settled
+
+
+def _facts_apply(node: Node, inventory: Inventory) -> None:
+    facts: dict[str, Any] = {
+        "hostname": inventory.hostname[:253],
+        "address": (inventory.address or "")[:253],
+        "os": (inventory.os or "")[:120],
+        "agent_version": (inventory.agent_version or "")[:40],
+        "driver_version": (inventory.driver_version or "")[:40],
+        "cuda_version": (inventory.cuda_version or "")[:20],
+        "cpu_cores": _positive(inventory.cpu_cores),
+        "memory_mib": _positive(inventory.memory_mib),
+        "has_rdma": inventory.rdma,
+        "is_simulated": inventory.simulated,
+        "advice": [text[:60] for text in inventory.advice[:50]],
+    }
+    changed = {name: value for name, value in facts.items() if getattr(node, name) != value}
+    if changed:
+        Node.objects.filter(pk=node.pk).update(**changed)
+        for name, value in changed.items():
+            setattr(node, name, value)
+
+
+def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[bool, dict[str, Gpu]]:
+    """Returns whether all could be taken over, and the node's present cards by UUID."""
+    wanted = {info.uuid: info for info in inventory.gpus if 0 < len(info.uuid) <= 80}
+    rows = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(Q(node=node) | Q(uuid__in=wanted)).order_by("pk")}
+    is_settled = True
+    cards: dict[str, Gpu] = {}
+    new: list[Gpu] = []
+    for uuid, info in wanted.items():
+        facts = _gpu_facts(info)
+        gpu = rows.get(uuid)
+        if gpu is None:
+            new.append(Gpu(node=node, uuid=uuid, state_at=now, **facts))
+            continue
+        if gpu.node_id != node.pk and not _gpu_move(gpu, node, now=now):
+            is_settled = False
+            continue
+        cards[uuid] = gpu
+        changed = {name: value for name, value in facts.items() if getattr(gpu, name) != value}
+        if gpu.held_mib > (changed.get("total_mib", gpu.total_mib) or 0) and "total_mib" in changed:
+            # Slices are on it that the new size does not hold: the size changes once they are gone.
+            del changed["total_mib"]
+            changed.pop("nominal_mib", None)
+            is_settled = False
+        if gpu.state == GpuState.MISSING:
+            changed |= {"state": _state_before(gpu.state_reason), "state_reason": "", "state_at": now}
+        if changed:
+            # The held memory is in the condition: a pass may place a slice while we look.
+            room = Q() if changed.get("total_mib") is None else Q(held_mib__lte=changed["total_mib"])
+            if not Gpu.objects.filter(room, pk=gpu.pk).update(**changed):
+                is_settled = False
+    if new:
+        # Another node may report the same new card at the same moment (copied machines): the first one has it.
+        Gpu.objects.bulk_create(new, ignore_conflicts=True)
+        for gpu in Gpu.objects.filter(uuid__in=[card.uuid for card in new]):
+            if gpu.node_id == node.pk:
+                cards[gpu.uuid] = gpu
+            else:
+                is_settled = False
+    for gpu in rows.values():
+        if gpu.node_id == node.pk and gpu.uuid not in wanted and gpu.state != GpuState.MISSING:
+            # Compare-and-swap: an admin may have changed the state since we read it.
+            reason = NOT_SEEN if gpu.state == GpuState.HEALTHY else f"{NOT_SEEN}:{gpu.state}"
+            Gpu.objects.filter(pk=gpu.pk, state=gpu.state).update(state=GpuState.MISSING, state_reason=reason, state_at=now)
+    return is_settled, cards
+
+
+def _gpu_facts(info: GpuInfo) -> dict[str, Any]:
+    total = _positive(info.total_mib)
+    return {
+        "index": max(0, info.index),
+        "model": info.model[:120],
+        "vendor": info.vendor[:20],
+        "total_mib": total,
+        "nominal_mib": None if total is None else nominal_mib(total),
+        "compute_capability": (info.compute_capability or "")[:12],
+        "pci_bus_id": (info.pci_bus_id or "")[:32],
+        "pcie_gen": _positive(info.pcie_gen, 32767),
+        "pcie_width": _positive(info.pcie_width, 32767),
+        "numa": info.numa if info.numa is not None and -1 <= info.numa < 2**31 else None,
+        "is_unified": info.unified,
+        "is_simulated": info.simulated,
+    }
+
+
+def _gpu_move(gpu: Gpu, node: Node, *, now: datetime) -> bool:
+    """Give a card to the node that has it now. False while something holds it where it was.
+
+    Only a card that its old node misses, or whose old node is silent, moves: two machines that both claim a UUID (a
+    copied image, one scenario used twice) would else pull it back and forth for ever.
+    """
+    old = gpu.node
+    if gpu.live_slices or not (gpu.state == GpuState.MISSING or old.state in SILENT):
+        log.warning("node %s reports card %s, which node %s has (%s slices)", node.name, gpu.uuid, old.name, gpu.live_slices)
+        return False
+    if not Gpu.objects.filter(pk=gpu.pk, node_id=old.pk, live_slices=0).update(node=node):
+        return False
+    GpuLink.objects.filter(Q(a=gpu) | Q(b=gpu)).delete()
+    # The old node's inventory is no longer what the rows say: it must be looked at again when that node comes back.
+    Node.objects.filter(pk=old.pk).update(inventory_sha256="")
+    log.info("card %s moved from node %s to %s", gpu.uuid, old.name, node.name)
+    gpu.node = node
+    return True
+
+
+def _state_before(reason: str) -> str:
+    """A card that vanished while it was isolated comes back isolated."""
+    _, _, state = reason.partition(":")
+    return state if state in GpuState.values else GpuState.HEALTHY
+
+
+def _links_apply(node: Node, inventory: Inventory, cards: dict[str, Gpu]) -> None:
+    wanted: dict[tuple[int, int], tuple[str, int]] = {}
+    for link in inventory.links:
+        if link.a in cards and link.b in cards and link.a != link.b:
+            low, high = sorted((cards[link.a].pk, cards[link.b].pk))
+            wanted[low, high] = (link.kind, max(1, min(link.count, 32767)))
+    existing = {(row.a_id, row.b_id): row for row in GpuLink.objects.filter(a__node=node)}
+    gone = [row.pk for pair, row in existing.items() if wanted.get(pair) != (row.kind, row.count)]
+    if gone:
+        GpuLink.objects.filter(pk__in=gone).delete()
+    GpuLink.objects.bulk_create(
+        (
+            GpuLink(a_id=low, b_id=high, kind=kind, count=count)
+            for (low, high), (kind, count) in wanted.items()
+            if (row := existing.get((low, high))) is None or row.pk in gone
+        ),
+        ignore_conflicts=True,
+    )
+
+
+def _positive(value: int | None, most: int = 2**31 - 1) -> int | None:
+    """None for what is not known or can't be: 0 MiB of memory is a driver that does not tell, not a small card."""
+    return value if value is not None and 0 < value <= most else None

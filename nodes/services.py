@@ -1,0 +1,279 @@
+"""Writes to nodes: enrolment, drains, commands, liveness. A sync is in nodes/sync.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+from django.utils.text import slugify
+
+from agent.protocol import EnrolAnswer, EnrolRequest
+from nodes import live, selectors, telemetry
+from nodes.auth import credential_sha256
+from nodes.errors import EnrolRefused, NodeRefused
+from nodes.inventory import SILENT
+from nodes.liveness import silent_nodes, watch_next
+from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
+from nodes.sync import NodeSync, node_ready, node_sync
+
+__all__ = [
+    "NodeSync",
+    "command_create",
+    "enrol_token_create",
+    "last_seen_flush",
+    "liveness_check",
+    "node_cordon",
+    "node_enrol",
+    "node_ready",
+    "node_resume",
+    "node_retire",
+    "node_sync",
+]
+
+log = logging.getLogger(__name__)
+
+ENROL_TTL_MAX_S = 3600
+COMMAND_TTL_MAX_S = 24 * 3600
+COMMAND_ARGS_MAX = 16 * 1024
+#: What an agent understands; agent/commands has the other side.
+VERBS = ("diagnose", "ping", "reset", "selftest", "tail", "warmup")
+
+# --- joining ------------------------------------------------------------------------------------------------------
+
+
+def enrol_token_create(
+    *, by: AbstractBaseUser | None, node_name: str = "", ttl_s: int = ENROL_TTL_MAX_S, now: datetime | None = None
+) -> tuple[EnrolToken, str]:
+    """A token that lets one machine join once, and its secret, which is never stored. Raises NodeRefused."""
+    if not 0 < ttl_s <= ENROL_TTL_MAX_S:
+        raise NodeRefused("token_ttl", params={"ttl_s": ttl_s, "limit_s": ENROL_TTL_MAX_S})
+    now = now or timezone.now()
+    secret = "nge_" + secrets.token_urlsafe(32)
+    token = EnrolToken.objects.create(
+        token_sha256=hashlib.sha256(secret.encode()).hexdigest(),
+        node_name=_name(node_name) if node_name else "",
+        created_by=by,
+        created_at=now,
+        expires_at=now + timedelta(seconds=ttl_s),
+    )
+    return token, secret
+
+
+@transaction.atomic
+def node_enrol(*, request: EnrolRequest, now: datetime | None = None) -> EnrolAnswer:
+    """Use up a token and give the machine its identity.
+
+    A token that names a node may bring a known node back (the machine was set up anew); one without a name never takes
+    over a node that exists: it gets the next free name. Raises EnrolRefused; NodeRefused (409) if the named node still
+    works or holds cards, and the token stays usable then.
+    """
+    now = now or timezone.now()
+    sha256 = hashlib.sha256(request.token.encode()).hexdigest()
+    # Compare-and-swap: of many machines with one token the database lets one in.
+    used = EnrolToken.objects.filter(token_sha256=sha256, used_at__isnull=True, expires_at__gt=now).update(used_at=now)
+    if not used:
+        raise EnrolRefused
+    token = EnrolToken.objects.get(token_sha256=sha256)
+    credential = secrets.token_hex(32)
+    if token.node_name and (node := Node.objects.select_for_update().filter(name=token.node_name).first()):
+        _node_reenrol(node, credential=credential, now=now)
+    else:
+        node = _node_create(token.node_name or _name(request.name or request.hostname), request=request, credential=credential, now=now)
+    EnrolToken.objects.filter(pk=token.pk).update(node=node)
+    live.publish("pool", {"node": node.pk, "state": node.state})
+    log.info("node %s enrolled as %s", node.pk, node.name)
+    return EnrolAnswer(node_id=node.pk, name=node.name, credential=credential)
+
+
+def _node_reenrol(node: Node, *, credential: str, now: datetime) -> None:
+    is_busy = Gpu.objects.filter(node=node, live_slices__gt=0).exists()
+    if is_busy or node.state not in SILENT:
+        raise NodeRefused("node_busy", 409, {"node": node.name, "state": node.state})
+    # The boot id is forgotten: it may be another machine, and "another boot id" would then prove nothing about the old one.
+    node.credential_sha256, node.boot_id, node.inventory_sha256 = credential_sha256(credential), "", ""
+    node.state, node.state_at = NodeState.ENROLLING, now
+    node.save(update_fields=("credential_sha256", "boot_id", "inventory_sha256", "state", "state_at"))
+
+
+def _node_create(name: str, *, request: EnrolRequest, credential: str, now: datetime) -> Node:
+    for number in range(1, 10_000):
+        wanted = name if number == 1 else f"{name[:57]}-{number}"
+        if Node.objects.filter(name=wanted).exists():
+            continue
+        try:
+            with transaction.atomic():
+                return Node.objects.create(
+                    name=wanted,
+                    hostname=request.hostname[:253],
+                    agent_version=(request.agent_version or "")[:40],
+                    credential_sha256=credential_sha256(credential),
+                    state_at=now,
+                    created_at=now,
+                )
+        except IntegrityError:
+            continue  # another machine took the name meanwhile
+    raise NodeRefused("node_busy", 409, {"node": name, "state": "taken"})
+
+
+def _name(text: str) -> str:
+    """A host name → a node name: ``gpu-3.lab.example`` → ``gpu-3``."""
+    return slugify(text.split(".")[0])[:63].strip("-_") or "node"
+
+
+# --- drains -------------------------------------------------------------------------------------------------------
+
+
+def node_cordon(
+    *, node: Node, by: AbstractBaseUser | None, reason: str, until: datetime | None = None, now: datetime | None = None
+) -> Node:
+    """No new work for this node; what runs goes on. Idempotent: the last reason counts. Raises NodeRefused."""
+    reason = reason.strip()
+    if not 1 <= len(reason) <= 200:
+        raise NodeRefused("cordon_reason_missing", params={"length": len(reason)})
+    if until is not None and until <= (now or timezone.now()):
+        raise NodeRefused("cordon_until_past", params={"until": until.isoformat()})
+    return _cordon_set(node, cordoned=True, cordon_reason=reason, cordoned_by=by, cordoned_until=until)
+
+
+def node_resume(*, node: Node, by: AbstractBaseUser | None) -> Node:
+    """Takes work again. Idempotent."""
+    log.info("node %s resumed by %s", node.name, by or "its time")
+    return _cordon_set(node, cordoned=False, cordon_reason="", cordoned_by=None, cordoned_until=None)
+
+
+def _cordon_set(node: Node, **fields: Any) -> Node:
+    Node.objects.filter(pk=node.pk).update(**fields)
+    node.refresh_from_db()
+    live.publish("pool", {"node": node.pk, "state": node.state, "cordoned": node.cordoned})
+    return node
+
+
+@transaction.atomic
+def node_retire(*, node: Node, by: AbstractBaseUser | None, now: datetime | None = None) -> Node:
+    """The node leaves the pool for good: its credential opens nothing from now on. Idempotent.
+
+    Raises NodeRefused (409) while its cards are held.
+    """
+    now = now or timezone.now()
+    if Gpu.objects.filter(node=node, live_slices__gt=0).exists():
+        raise NodeRefused("node_busy", 409, {"node": node.name, "state": node.state})
+    if (
+        Node.objects.filter(pk=node.pk)
+        .exclude(state=NodeState.RETIRED)
+        .update(state=NodeState.RETIRED, state_at=now, credential_sha256=None)
+    ):
+        log.info("node %s retired by %s", node.name, by)
+        transaction.on_commit(lambda: telemetry.node_forget(node.pk))
+        live.publish("pool", {"node": node.pk, "state": NodeState.RETIRED})
+    node.refresh_from_db()
+    return node
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def command_create(
+    *,
+    node: Node,
+    verb: str,
+    args: dict[str, Any] | None = None,
+    by: AbstractBaseUser | None = None,
+    ttl_s: int = 60,
+    now: datetime | None = None,
+) -> AgentCommand:
+    """Ask a node's agent for something; the answer comes with a later sync. Raises NodeRefused."""
+    if verb not in VERBS:
+        raise NodeRefused("verb_unknown", params={"verb": verb[:40], "verbs": ", ".join(VERBS)})
+    length = len(json.dumps(args or {}))
+    if length > COMMAND_ARGS_MAX:
+        raise NodeRefused("args_too_long", params={"length": length, "limit": COMMAND_ARGS_MAX})
+    if not 0 < ttl_s <= COMMAND_TTL_MAX_S:
+        raise NodeRefused("command_ttl", params={"ttl_s": ttl_s, "limit_s": COMMAND_TTL_MAX_S})
+    if node.state == NodeState.RETIRED:
+        raise NodeRefused("node_retired", 409, {"node": node.name})
+    now = now or timezone.now()
+    command = AgentCommand.objects.create(
+        node=node, verb=verb, args=args or {}, created_by=by, created_at=now, expires_at=now + timedelta(seconds=ttl_s)
+    )
+    transaction.on_commit(lambda: _nudge_by_task(node.pk), robust=True)
+    return command
+
+
+def _nudge_by_task(node_id: int) -> None:
+    from nodes.tasks import node_nudge
+
+    try:
+        node_nudge.apply_async((node_id,), retry=False, expires=30)
+    except Exception as error:  # whatever the broker raises: the agent comes by itself within 5 s
+        log.warning("no nudge for node %s: %s", node_id, error)
+
+
+def commands_expire(*, now: datetime) -> int:
+    """A silent node ends in a clear time-out. Reads first: an UPDATE each second would take SQLite's write lock."""
+    old = list(AgentCommand.objects.filter(state=AgentCommand.State.QUEUED, expires_at__lte=now).values_list("pk", flat=True))
+    if not old:
+        return 0
+    return AgentCommand.objects.filter(pk__in=old, state=AgentCommand.State.QUEUED).update(
+        state=AgentCommand.State.EXPIRED, finished_at=now
+    )
+
+
+# --- liveness -----------------------------------------------------------------------------------------------------
+
+
+def liveness_check(*, now: datetime) -> list[int]:
+    """Each second: nodes not heard of for ``UNKNOWN_AFTER_S`` become UNKNOWN; returns those that did just now.
+
+    Without Redis nothing is decided; after a pause of the checks every node has its full time again (nodes/liveness.py).
+    Also ends drains whose time is over and commands that nobody answered. A quiet pool costs two SELECTs and no write.
+    """
+    commands_expire(now=now)
+    watched = list(Node.objects.filter(state__in=(NodeState.READY, NodeState.RECOVERING)).values_list("pk", flat=True))
+    for node in Node.objects.filter(cordoned=True, cordoned_until__lte=now):
+        node_resume(node=node, by=None)
+    memory = telemetry.watch_read()
+    if memory is None:
+        return []
+    seen, watch = memory
+    unix = now.timestamp()
+    watch = watch_next(watch, now=unix)
+    if not telemetry.watch_store(watch):
+        return []
+    silent = silent_nodes(watched, seen=seen, watch=watch, now=unix, after_s=settings.UNKNOWN_AFTER_S)
+    return _nodes_unknown(silent, now=now)
+
+
+def _nodes_unknown(ids: Iterable[int], *, now: datetime) -> list[int]:
+    gone = []
+    for pk in ids:
+        # One row a statement: only those that this call moved are told of, however many checks run at once.
+        if Node.objects.filter(pk=pk, state__in=(NodeState.READY, NodeState.RECOVERING)).update(state=NodeState.UNKNOWN, state_at=now):
+            gone.append(pk)
+            log.warning("node %s is silent: UNKNOWN", pk)
+            live.publish("pool", {"node": pk, "state": NodeState.UNKNOWN})
+    if gone and selectors.fencing_frozen():
+        log.error("more than half of the nodes are silent: nothing is fenced until they are back")
+    return gone
+
+
+def last_seen_flush() -> int:
+    """Bring ``last_seen_at`` of all nodes to the database in one statement; returns how many rows. Never moves it back."""
+    seen = telemetry.nodes_last_seen()
+    if not seen:
+        return 0
+    rows = []
+    for node in Node.objects.filter(pk__in=seen).only("pk", "last_seen_at"):
+        at = datetime.fromtimestamp(seen[node.pk].at, UTC)
+        if node.last_seen_at is None or node.last_seen_at < at:
+            node.last_seen_at = at
+            rows.append(node)
+    return Node.objects.bulk_update(rows, ["last_seen_at"]) if rows else 0

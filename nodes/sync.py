@@ -1,0 +1,206 @@
+"""The nodes' half of a sync: whose session it is, what it says of the machine, what waits for it.
+
+The jobs room applies ``observed`` and answers with the desired list. A sync of a settled node writes no SQL: that it
+was heard of and what its cards are like goes to Redis.
+
+``seq`` of the last sync is kept in Redis with the session's name, not in the node's row (it would be written every
+5 s). With Redis empty a repeated request is applied twice, and that is harmless: rank moves, command results and health
+events are compare-and-swap or unique. A request that failed half-way is not sent again under its number: each request
+of an agent has a new one and carries the complete list.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import transaction
+
+from agent.protocol import PROTO, AgentEvent, Command, CommandResult, SyncRequest
+from nodes import live, telemetry
+from nodes.inventory import inventory_apply, inventory_sha256
+from nodes.models import AgentCommand, Gpu, HealthEvent, Node, NodeState
+
+log = logging.getLogger(__name__)
+
+PAST_SESSIONS = 32
+RESULT_MAX = 64 * 1024
+EVENT_DATA_MAX = 16 * 1024
+COMMANDS_MAX = 32  # a sync; the rest comes with the next ones
+BIG = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSync:
+    """What came of the nodes' half of a sync. ``refusal`` = superseded_session | retired | unsupported_proto.
+
+    ``is_repeat``: answer with the orders, but apply nothing. ``boot_changed``: the machine was started anew since its
+    last accepted sync, which is proof that nothing of before runs; it is told once, so apply it in the same transaction.
+    ``state`` is the node's now: while it is RECOVERING, call ``node_ready`` once the observed list is applied.
+    """
+
+    accepted: bool
+    refusal: str | None = None
+    is_new_session: bool = False
+    is_repeat: bool = False
+    boot_changed: bool = False
+    ack_eids: tuple[int, ...] = ()
+    commands: tuple[Command, ...] = ()
+    want_inventory: bool = False
+    state: str = ""
+    inventory_changed: bool = False
+
+
+def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
+    """Take a sync of ``node``, as loaded by ``node_authenticate`` for this request; its fields are brought up to date.
+
+    Where anything is to be written (new session, changed inventory, events, results) it is one transaction; put the
+    applying of ``observed`` in the same one if ``boot_changed`` must not be lost to a crash in between.
+    """
+    if sync.proto != PROTO:
+        return NodeSync(accepted=False, refusal="unsupported_proto", state=node.state)
+    if not 0 < len(sync.session) <= 40 or len(sync.boot_id) > 40 or abs(sync.seq) > BIG:
+        return NodeSync(accepted=False, refusal="bad_session", state=node.state)
+
+    # 1. Whose session is it? A sync of the current one that isn't newer than the last changes nothing.
+    is_new_session = sync.session != node.session
+    if is_new_session and sync.session in node.past_sessions:
+        return NodeSync(accepted=False, refusal="superseded_session", state=node.state)
+    if not is_new_session:
+        last = telemetry.node_last_seen(node.pk)
+        if last is not None and last.session == sync.session and sync.seq <= last.seq:
+            return NodeSync(accepted=True, is_repeat=True, commands=commands_for(node=node, now=now), state=node.state)
+
+    # 2. Is there anything to write?
+    sha256 = inventory_sha256(sync.inventory) if sync.inventory is not None else None
+    is_new_boot = sync.boot_id != node.boot_id
+    is_back = node.state in (NodeState.ENROLLING, NodeState.UNKNOWN, NodeState.DOWN)
+    inventory_changed = sha256 is not None and sha256 != node.inventory_sha256
+    boot_changed = is_new_boot and node.boot_id != ""
+    if is_new_session or is_new_boot or is_back or inventory_changed or sync.events or sync.results:
+        with transaction.atomic():
+            if is_new_session or is_new_boot or is_back:
+                refusal = _session_take(node, sync, is_new_session=is_new_session, now=now)
+                if refusal:
+                    return NodeSync(accepted=False, refusal=refusal, state=node.state)
+            if inventory_changed and sync.inventory is not None:
+                is_settled = inventory_apply(node=node, inventory=sync.inventory, now=now)
+                _inventory_mark(node, sha256 if is_settled and sha256 else "")
+            _results_take(node, sync.results, now=now)
+            _events_take(node, sync, now=now)
+            if is_new_session or is_back or inventory_changed:
+                live.publish("pool", {"node": node.pk, "state": node.state})
+
+    # 3. It was heard of. After the writes, so that a sync that failed is not a repeat when it comes again.
+    telemetry.sync_store(node_id=node.pk, session=sync.session, seq=sync.seq, at=now.timestamp(), statuses=sync.gpus)
+    return NodeSync(
+        accepted=True,
+        is_new_session=is_new_session,
+        boot_changed=boot_changed,
+        ack_eids=tuple(event.eid for event in sync.events),
+        commands=commands_for(node=node, now=now),
+        want_inventory=node.inventory_sha256 == "",
+        state=node.state,
+        inventory_changed=inventory_changed,
+    )
+
+
+def node_ready(*, node: Node, now: datetime | None = None) -> bool:
+    """RECOVERING → READY, after the observed list of the node's session was applied. False if it isn't RECOVERING."""
+    at = now or datetime.now(UTC)
+    # The session is in the condition: a newer agent start must finish a reconcile of its own.
+    moved = Node.objects.filter(pk=node.pk, state=NodeState.RECOVERING, session=node.session).update(state=NodeState.READY, state_at=at)
+    if moved:
+        node.state, node.state_at = NodeState.READY, at
+        live.publish("pool", {"node": node.pk, "state": NodeState.READY})
+    return bool(moved)
+
+
+def commands_for(*, node: Node, now: datetime) -> tuple[Command, ...]:
+    """The commands that wait for this node, oldest first. They are given out again until answered. One SELECT."""
+    rows = AgentCommand.objects.filter(node=node, state=AgentCommand.State.QUEUED, expires_at__gt=now).order_by("pk")[:COMMANDS_MAX]
+    return tuple(Command(cid=row.pk, kind=row.verb, args=row.args, expires_in_s=(row.expires_at - now).total_seconds()) for row in rows)
+
+
+def _session_take(node: Node, sync: SyncRequest, *, is_new_session: bool, now: datetime) -> str | None:
+    """Make the sync's session the node's and put the node to RECOVERING. Returns a refusal, or None.
+
+    Compare-and-swap on the session as this request read it: of two new agent starts at once, one is first, and the
+    other, which comes with the next sync, supersedes it.
+    """
+    changes: dict[str, Any] = {"boot_id": sync.boot_id, "state": NodeState.RECOVERING, "state_at": now}
+    if is_new_session:
+        past = [*node.past_sessions, node.session] if node.session else node.past_sessions
+        changes |= {"session": sync.session, "past_sessions": past[-PAST_SESSIONS:]}
+        if sync.inventory is None:
+            changes["inventory_sha256"] = ""  # none of this session: the agent is asked for it
+    took = Node.objects.filter(pk=node.pk, session=node.session).exclude(state=NodeState.RETIRED).update(**changes)
+    if not took:
+        node.refresh_from_db()
+        return "retired" if node.state == NodeState.RETIRED else "superseded_session"
+    for name, value in changes.items():
+        setattr(node, name, value)
+    log.info("node %s is recovering (%s)", node.name, "new session" if is_new_session else "back")
+    return None
+
+
+def _inventory_mark(node: Node, sha256: str) -> None:
+    if node.inventory_sha256 != sha256:
+        Node.objects.filter(pk=node.pk).update(inventory_sha256=sha256)
+        node.inventory_sha256 = sha256
+
+
+def _results_take(node: Node, results: Sequence[CommandResult], *, now: datetime) -> None:
+    for result in results:
+        if not 0 < result.cid <= BIG:
+            continue
+        state = AgentCommand.State.DONE if result.ok else AgentCommand.State.FAILED
+        # Only a command of this node, and only the first answer.
+        AgentCommand.objects.filter(pk=result.cid, node=node, state=AgentCommand.State.QUEUED).update(
+            state=state, text=text_cap(result.text, RESULT_MAX), finished_at=now
+        )
+
+
+def _events_take(node: Node, sync: SyncRequest, *, now: datetime) -> None:
+    events = [event for event in sync.events if 0 <= event.eid <= BIG]
+    if not events:
+        return
+    uuids = {event.gpu for event in events if event.gpu}
+    cards = dict(Gpu.objects.filter(node=node, uuid__in=uuids).values_list("uuid", "pk")) if uuids else {}
+    HealthEvent.objects.bulk_create(
+        (
+            HealthEvent(
+                node=node,
+                gpu_id=cards.get(event.gpu or ""),
+                session=(event.session or sync.session)[:40],
+                eid=event.eid,
+                kind=event.kind[:40],
+                data=_event_data(event),
+                at=_event_at(event, now),
+            )
+            for event in events
+        ),
+        ignore_conflicts=True,  # (node, session, eid) is unique: a repeat is dropped
+    )
+
+
+def _event_data(event: AgentEvent) -> dict[str, Any]:
+    data = event.data if event.gpu is None else {**event.data, "uuid": event.gpu}
+    return data if len(json.dumps(data)) <= EVENT_DATA_MAX else {"too_long": len(json.dumps(data))}
+
+
+def _event_at(event: AgentEvent, now: datetime) -> datetime:
+    """The node's own time of the event, unless it can't be: a week old, or later than now."""
+    if event.at is None or not now.timestamp() - 7 * 86400 <= event.at <= now.timestamp():
+        return now
+    return datetime.fromtimestamp(event.at, UTC)
+
+
+def text_cap(text: str, limit: int) -> str:
+    """At most ``limit`` bytes of UTF-8, never half a character; NUL, which PostgreSQL refuses, becomes �."""
+    data = text.replace("\x00", "�").encode(errors="replace")
+    return text.replace("\x00", "�") if len(data) <= limit else data[:limit].decode(errors="ignore")

@@ -1,0 +1,23 @@
+"""Celery doors of the nodes room. Each may be lost, late or repeated."""
+
+from __future__ import annotations
+
+from celery import shared_task
+from django.utils import timezone
+
+from nodes import live, services
+
+
+@shared_task
+def liveness_check() -> None:
+    services.liveness_check(now=timezone.now())
+
+
+@shared_task
+def last_seen_flush() -> None:
+    services.last_seen_flush()
+
+
+@shared_task
+def node_nudge(node_id: int) -> None:
+    live.nudge_node(node_id)

@@ -1,0 +1,243 @@
+"""The latest word from each node, in Redis. Hints only: every function works with Redis away (None) or empty.
+
+Keys, all of ``settings.LIVE_REDIS_URL``:
+  nebula:seen          hash  node id → "<unix time> <session> <seq>": the last sync that was accepted
+  nebula:watch         hash  checked_at, epoch: when liveness was checked last, and since when it has been watching
+  nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}}, gone after 60 s
+
+The card statuses of a node are one value under the node's own key: a node can't overwrite another's, whatever UUIDs it
+names, and a page of 1,000 cards reads one value a node in one round trip.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import redis
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from agent.protocol import GpuStatus
+from nodes.models import Gpu
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SEEN_KEY = "nebula:seen"
+WATCH_KEY = "nebula:watch"
+STATUS_TTL_S = 60
+#: A status older than this is shown as stale: three missed syncs.
+STALE_AFTER_S = 15
+#: After a failure Redis is left alone for so long, so that an absent Redis costs a request nothing.
+REST_S = 1.0
+
+_STATUS_FIELDS = tuple(field.name for field in fields(GpuStatus) if field.name != "uuid")
+_lock = threading.Lock()
+_client: redis.Redis | None = None
+_client_of: tuple[str, int] | None = None  # URL and process: a fork must not share its parent's sockets
+_rest_until = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The last accepted sync of a node: Unix time by the server's clock, and where the agent's session was."""
+
+    at: float
+    session: str = ""
+    seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What the liveness check left for the next one; both None when Redis is empty."""
+
+    checked_at: float | None = None
+    epoch: float | None = None
+
+
+def client() -> redis.Redis | None:
+    """The shared client with short time-outs; None while the breaker rests. Commands may raise ``redis.RedisError``."""
+    global _client, _client_of
+    if time.monotonic() < _rest_until:
+        return None
+    key = (settings.LIVE_REDIS_URL, os.getpid())
+    if _client_of != key:
+        with _lock:
+            if _client_of != key:
+                _client = redis.Redis.from_url(
+                    settings.LIVE_REDIS_URL,
+                    decode_responses=True,
+                    socket_connect_timeout=0.2,
+                    socket_timeout=0.3,
+                    # Once more and at once: a pooled connection to a Redis that was restarted is dead at its first use.
+                    retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+                )
+                _client_of = key
+    return _client
+
+
+def ask(command: Callable[[redis.Redis], T], default: T) -> T:
+    """What ``command`` answers; ``default`` when Redis is away. Never raises for Redis's sake; ≤ 0.6 s, then rests 1 s."""
+    global _rest_until
+    connection = client()
+    if connection is None:
+        return default
+    try:
+        return command(connection)
+    except (redis.RedisError, OSError) as error:
+        _rest_until = time.monotonic() + REST_S
+        log.warning("Redis does not answer (%s); going on without it", error)
+        return default
+
+
+def is_away() -> bool:
+    """True if Redis does not answer a PING now."""
+    return not ask(lambda c: bool(c.ping()), False)
+
+
+# --- who was heard of, and when ----------------------------------------------------------------------------------------
+
+
+def node_last_seen(node_id: int) -> Seen | None:
+    """The last accepted sync of this node; None if Redis is away or has none."""
+    return _seen_parse(ask(lambda c: c.hget(SEEN_KEY, str(node_id)), None))
+
+
+def nodes_last_seen() -> dict[int, Seen] | None:
+    """The same of all nodes, in one round trip. None = Redis is away (an empty one gives an empty dict)."""
+    return _all_parse(ask(lambda c: c.hgetall(SEEN_KEY), None))
+
+
+def sync_store(*, node_id: int, session: str, seq: int, at: float, statuses: Iterable[GpuStatus]) -> None:
+    """Keep that the node was heard of at ``at`` (Unix time) and what its cards are like. One round trip, no SQL."""
+    cards = {status.uuid: _status_json(status) for status in statuses}
+
+    def write(c: redis.Redis) -> None:
+        pipe = c.pipeline(transaction=False)
+        pipe.hset(SEEN_KEY, str(node_id), f"{at:.3f} {session} {seq}")
+        pipe.set(_gpus_key(node_id), json.dumps({"at": at, "gpus": cards}, separators=(",", ":")), ex=STATUS_TTL_S)
+        pipe.execute()
+
+    ask(write, None)
+
+
+def node_forget(node_id: int) -> None:
+    """Drop what is kept of a node that left."""
+    ask(lambda c: c.pipeline(transaction=False).hdel(SEEN_KEY, str(node_id)).delete(_gpus_key(node_id)).execute(), [])
+
+
+def watch_read() -> tuple[dict[int, Seen], Watch] | None:
+    """All last syncs and the liveness check's own memory, in one round trip; None if Redis is away."""
+
+    def read(c: redis.Redis) -> list[Any] | None:
+        pipe = c.pipeline(transaction=False)
+        pipe.hgetall(SEEN_KEY)
+        pipe.hmget(WATCH_KEY, ["checked_at", "epoch"])
+        return pipe.execute()
+
+    answer = ask(read, None)
+    if answer is None:
+        return None
+    checked_at, epoch = (_float(value) for value in answer[1])
+    return _all_parse(answer[0]) or {}, Watch(checked_at=checked_at, epoch=epoch)
+
+
+def watch_store(watch: Watch) -> bool:
+    """False if Redis is away."""
+    mapping = {"checked_at": f"{watch.checked_at or 0:.3f}", "epoch": f"{watch.epoch or 0:.3f}"}
+    return ask(lambda c: c.hset(WATCH_KEY, mapping=mapping) is not None, False)
+
+
+# --- cards ----------------------------------------------------------------------------------------------------------------
+
+
+def nodes_statuses(node_ids: Iterable[int], *, now: float | None = None) -> dict[int, dict[str, dict[str, Any]]]:
+    """Node id → card UUID → latest status, in one round trip; nodes without one are left out.
+
+    A status has all fields of ``GpuStatus`` but the UUID (None = the hardware does not tell), plus ``sampled_at``
+    (Unix time) and ``stale`` (older than 15 s).
+    """
+    wanted = list(dict.fromkeys(node_ids))
+    if not wanted:
+        return {}
+    now = time.time() if now is None else now
+    answers = ask(lambda c: c.mget([_gpus_key(pk) for pk in wanted]), [])
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for pk, text in zip(wanted, answers, strict=False):
+        if not text:
+            continue
+        try:
+            document = json.loads(text)
+            at, cards = float(document["at"]), dict(document["gpus"])
+        except (ValueError, KeyError, TypeError):
+            continue  # another version wrote it; the next sync replaces it
+        extra = {"sampled_at": at, "stale": now - at >= STALE_AFTER_S}
+        found[pk] = {uuid: {**dict.fromkeys(_STATUS_FIELDS), "foreign_mib": 0, **status, **extra} for uuid, status in cards.items()}
+    return found
+
+
+def gpus_latest(gpus: Iterable[int | Gpu], *, now: float | None = None) -> dict[int, dict[str, Any]]:
+    """Gpu id → latest status; cards without one are left out. Given ids it causes one SQL query, given rows none."""
+    wanted = list(gpus)
+    rows = [(gpu.pk, gpu.node_id, gpu.uuid) for gpu in wanted if isinstance(gpu, Gpu)]
+    ids = [gpu for gpu in wanted if isinstance(gpu, int)]
+    if ids and client() is not None:
+        rows += _gpu_names(ids)
+    statuses = nodes_statuses((node_id for _, node_id, _ in rows), now=now)
+    return {pk: status for pk, node_id, uuid in rows if (status := statuses.get(node_id, {}).get(uuid)) is not None}
+
+
+def _gpu_names(ids: list[int]) -> list[tuple[int, int, str]]:
+    # A pass asks for all cards there are: past a few hundred ids, reading the whole small table beats a long IN list.
+    query = Gpu.objects.order_by()
+    if len(ids) <= 500:
+        query = query.filter(pk__in=ids)
+    wanted = set(ids)
+    return [row for row in query.values_list("pk", "node_id", "uuid") if row[0] in wanted]
+
+
+def node_load_pct(statuses: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Mean GPU utilisation of the node's cards that tell it; None if none does."""
+    told = [status["util_pct"] for status in statuses.values() if status.get("util_pct") is not None]
+    return round(sum(told) / len(told)) if told else None
+
+
+def _gpus_key(node_id: int) -> str:
+    return f"nebula:gpus:{node_id}"
+
+
+def _status_json(status: GpuStatus) -> dict[str, Any]:
+    found = status.to_json()
+    found.pop("uuid", None)
+    return found
+
+
+def _float(value: str | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None
+
+
+def _seen_parse(text: str | None) -> Seen | None:
+    parts = (text or "").split(" ")
+    try:
+        return Seen(at=float(parts[0]), session=parts[1], seq=int(parts[2]))
+    except (ValueError, IndexError):
+        return None
+
+
+def _all_parse(answer: Mapping[str, str] | None) -> dict[int, Seen] | None:
+    if answer is None:
+        return None
+    pairs = ((key, _seen_parse(text)) for key, text in answer.items())
+    return {int(key): seen for key, seen in pairs if seen is not None and key.isdigit()}
