@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from jobs.scheduler import reasons
 from jobs.scheduler.binding import binding_reason, refusal_code, refusal_reason
+from jobs.scheduler.need import request_error
 from jobs.scheduler.never import Inventory, never_reason
 from jobs.scheduler.order import Ends, cards_waited_for, queue_order
 from jobs.scheduler.pool import Pool
@@ -58,13 +59,15 @@ class _Pass:
 
     def _try(self, job: Job) -> Placement | Reason:
         request = job.request
-        if request.gpu_count > 0 and request.nodes > 0 and request.gpu_count % request.nodes == 0:
+        if request_error(request) is not None:
+            return self._why(job)
+        if request.gpu_count > 0:
             shape = self.pool.shape(request, job.avoid_nodes)
             sets = self.pool.best_sets(shape)
             if sets is not None:
                 self.ends.add(job)
                 return self.pool.place(job.id, shape, sets)
-        elif request.gpu_count == 0 and request.nodes > 0:
+        else:
             placed = self.pool.place_cpu(job.id, nodes=request.nodes, avoid=job.avoid_nodes)
             if placed is not None:
                 return placed
