@@ -48,22 +48,27 @@ class Job(models.Model):
     requeue = models.BooleanField(_("requeue"), default=True)
     max_requeues = models.PositiveSmallIntegerField(_("most requeues"), default=3)
     requeues = models.PositiveSmallIntegerField(_("requeues so far"), default=0)
-    on_node_loss = models.CharField(_("when its node is lost"), max_length=8, choices=[(o.value, o.value) for o in OnNodeLoss], default=OnNodeLoss.HOLD)
+    on_node_loss = models.CharField(
+        _("when its node is lost"), max_length=8, choices=[(o.value, o.value) for o in OnNodeLoss], default=OnNodeLoss.HOLD
+    )
     array_id = models.BigIntegerField(null=True, blank=True)
     array_index = models.PositiveIntegerField(null=True, blank=True)
     elastic = models.BooleanField(_("elastic"), default=False)
     # flags
     held = models.BooleanField(_("held"), default=False)
-    held_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("held by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    held_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, verbose_name=_("held by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     held_why = models.CharField(_("held because"), max_length=200, blank=True)
     want_cancel = models.BooleanField(_("cancel wanted"), default=False)
-    cancel_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("cancelled by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    cancel_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, verbose_name=_("cancelled by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     cancel_at = models.DateTimeField(_("cancel wanted at"), null=True, blank=True)
     # why it waits
     wait_code = models.CharField(_("waits because"), max_length=40, blank=True)
     wait_params = models.JSONField(default=dict, blank=True)
     wait_at = models.DateTimeField(_("reason checked"), null=True, blank=True)
-    wait_position = models.PositiveIntegerField(_("position"), null=True, blank=True)
     # how it went
     epoch = models.PositiveIntegerField(_("epoch"), default=0)
     end_reason = models.CharField(_("end reason"), max_length=24, blank=True)
@@ -203,7 +208,9 @@ class JobEvent(models.Model):
     from_state = models.CharField(_("from"), max_length=12, blank=True)
     to_state = models.CharField(_("to"), max_length=12, blank=True)
     epoch = models.PositiveIntegerField(_("epoch"), default=0)
-    by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, verbose_name=_("by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
 
     class Meta:
         ordering = ("job_id", "id")

@@ -50,7 +50,6 @@ class Migration(migrations.Migration):
                 ('wait_code', models.CharField(blank=True, max_length=40, verbose_name='waits because')),
                 ('wait_params', models.JSONField(blank=True, default=dict)),
                 ('wait_at', models.DateTimeField(blank=True, null=True, verbose_name='reason checked')),
-                ('wait_position', models.PositiveIntegerField(blank=True, null=True, verbose_name='position')),
                 ('epoch', models.PositiveIntegerField(default=0, verbose_name='epoch')),
                 ('end_reason', models.CharField(blank=True, max_length=24, verbose_name='end reason')),
                 ('end_params', models.JSONField(blank=True, default=dict)),

@@ -1,0 +1,218 @@
+"""The agents' endpoint. Plain views, no REST framework: a sync of an unchanged node must cost next to nothing."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils import timezone
+from django.views.decorators.csrf import csrf_exempt
+
+from agent.protocol import EnrolRequest, Orders, ProtocolError, SyncRequest, rank_parts
+from jobs import logs
+from jobs.lifecycle import RankState
+from jobs.models import Artifact, Rank
+from jobs.notify import jobs_changed, pass_nudge
+from jobs.services import attempt_maybe_finish, observed_apply, orders_build
+from jobs.services.observe import Applied, ForeignRank, ranks_of
+from nodes import live
+from nodes.auth import node_authenticate
+from nodes.models import Node, NodeState
+from nodes.services import NodeSync, node_enrol, node_ready, node_sync
+from quotas.errors import DomainError
+from quotas.throttles import client_address, throttle_allow
+
+log = logging.getLogger(__name__)
+
+MAX_SYNC_BYTES = 4 * 1024 * 1024
+MAX_LOG_CHUNK = 4 * 1024 * 1024
+REFUSALS = {
+    "superseded_session": "A newer agent has taken this node over; only one may run.",
+    "retired": "This node was retired. Enrol it again to use it.",
+    "unsupported_proto": "The agent and the control plane speak different protocols. Upgrade the older one.",
+    "bad_session": "The session, boot id or number of this sync is not valid.",
+}
+ARTIFACT_NAME = re.compile(r"[^\x00-\x1f/\\]{1,255}")
+
+
+def _refuse(status: int, code: str, message: str, **headers: str) -> JsonResponse:
+    return JsonResponse({"code": code, "message": message, "fields": {}}, status=status, headers=headers)
+
+
+def agent_view(method: str) -> Callable[[Callable[..., HttpResponse]], Callable[..., HttpResponse]]:
+    """A view for one method that gets the authenticated node."""
+
+    def wrap(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        @csrf_exempt
+        @functools.wraps(view)
+        def inner(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+            if request.method != method:
+                return _refuse(405, "method_not_allowed", f"Use {method}.", Allow=method)
+            node = node_authenticate(request.headers.get("Authorization", ""))
+            if node is None:
+                return _refuse(
+                    401, "unauthenticated", "The node's credential is not valid. Enrol the node again.", **{"WWW-Authenticate": "Node"}
+                )
+            allowed, retry_after = throttle_allow("agent", str(node.pk))
+            if not allowed:
+                return _refuse(429, "throttled", "Too many requests from this node.", **{"Retry-After": str(max(1, round(retry_after)))})
+            return view(request, node=node, **kwargs)
+
+        return inner
+
+    return wrap
+
+
+@csrf_exempt
+def enroll(request: HttpRequest) -> HttpResponse:
+    if request.method != "POST":
+        return _refuse(405, "method_not_allowed", "Use POST.", Allow="POST")
+    allowed, retry_after = throttle_allow("anonymous", client_address(request))
+    if not allowed:
+        return _refuse(429, "throttled", "Too many attempts from this address.", **{"Retry-After": str(max(1, round(retry_after)))})
+    try:
+        wanted = EnrolRequest.from_json(json.loads(request.body))
+        answer = node_enrol(request=wanted)
+    except (ProtocolError, ValueError) as error:
+        return _refuse(400, "invalid", str(error)[:300])
+    except DomainError as error:
+        return _refuse(error.http_status, error.code, f"The node can't be enrolled: {error.code}.")
+    return JsonResponse(answer.to_json(), status=201)
+
+
+@agent_view("POST")
+def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
+    """Takes what the node sees, answers with all that it shall do. 0 writes where nothing changed."""
+    # 1. Read.
+    body = request.body
+    if len(body) > MAX_SYNC_BYTES:
+        return _refuse(413, "too_large", f"A sync is at most {MAX_SYNC_BYTES} bytes; this one has {len(body)}.")
+    try:
+        message = SyncRequest.from_json(json.loads(body))
+    except (ProtocolError, ValueError) as error:
+        return _refuse(400, "invalid", str(error)[:300])
+    now = timezone.now()
+    # 2. The node (session, inventory, telemetry, events, commands) and its ranks.
+    try:
+        if message.boot_id != node.boot_id:
+            # "Another boot" proves that nothing of before runs, and it is told once: it must not be lost in between.
+            with transaction.atomic():
+                seen, applied = _sync_apply(node, message, now=now)
+        else:
+            seen, applied = _sync_apply(node, message, now=now)
+    except ForeignRank as error:
+        log.error("node %s reported rank %s, which is another node's", node.name, error.key)
+        return _refuse(403, "not_yours", f"Rank {error.key} belongs to another node.")
+    if not seen.accepted:
+        return _refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
+    # 3. A full reconcile is done: the node takes work again.
+    if node.state == NodeState.RECOVERING and not seen.is_repeat and node_ready(node=node, now=now):
+        pass_nudge()
+    # 4. Orders.
+    orders = Orders(
+        server_time=now.timestamp(),
+        ack_seq=message.seq,
+        ack_eids=tuple(seen.ack_eids),
+        next_in_s=float(settings.SYNC_INTERVAL_S),
+        desired=(*orders_build(applied.ranks), *applied.extra),
+        commands=tuple(seen.commands),
+        want_inventory=seen.want_inventory,
+    )
+    return JsonResponse(orders.to_json())
+
+
+def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[NodeSync, Applied]:
+    seen = node_sync(node=node, sync=message, now=now)
+    if not seen.accepted:
+        return seen, Applied()
+    if seen.is_repeat:
+        return seen, Applied(ranks=ranks_of(node))  # an answer that was lost: say it again, change nothing
+    if seen.inventory_changed:
+        pass_nudge()
+    return seen, observed_apply(node=node, observed=message.observed, now=now, boot_changed=seen.boot_changed)
+
+
+def _own_rank(node: Node, key: str) -> Rank | HttpResponse:
+    try:
+        rank_parts(key)
+    except ProtocolError as error:
+        return _refuse(400, "invalid", str(error))
+    rank = Rank.objects.filter(key=key).select_related("attempt").first()
+    if rank is None:
+        return _refuse(404, "not_found", f"There is no rank {key}.")
+    if rank.node_id != node.pk:
+        log.error("node %s wrote to rank %s, which is another node's", node.name, key)
+        return _refuse(403, "not_yours", f"Rank {key} belongs to another node.")
+    return rank
+
+
+@agent_view("PUT")
+def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
+    """Raw bytes at ``?offset=N``; 409 with the true length when N is not where the log ends."""
+    text = request.GET.get("offset", "")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        return _refuse(400, "invalid", "?offset=N must be a whole number of bytes.")
+    data = request.body
+    if len(data) > MAX_LOG_CHUNK:
+        return _refuse(413, "too_large", f"A chunk is at most {MAX_LOG_CHUNK} bytes; this one has {len(data)}.")
+    row = _own_rank(node, rank)
+    if isinstance(row, HttpResponse):
+        return row
+    try:
+        answer = logs.log_append(rank, offset=int(text), data=data)
+    except logs.WrongOffset as error:
+        return JsonResponse({"code": "offset", "message": str(error), "fields": {}, "length": error.length}, status=409)
+    live.publish(f"job.{row.attempt.job_id}", {"job": row.attempt.job_id, "log": answer.length, "rank": row.index})
+    if row.observed == RankState.EXITED and row.attempt.ended_at is None:
+        # The exit was reported before its last output: this may be what the attempt's end waits for.
+        with transaction.atomic():
+            attempt_maybe_finish(row.attempt, now=timezone.now())
+    return JsonResponse(answer.to_json())
+
+
+def artifact_path(rank: str, name: str) -> Path:
+    """Where an artefact's bytes lie. The name is hashed, so that no name can leave the folder."""
+    job, _, _ = rank_parts(rank)
+    return Path(settings.ARTIFACT_DIR) / str(job // 1000) / str(job) / rank / hashlib.sha256(name.encode()).hexdigest()
+
+
+@agent_view("PUT")
+def artifact_put(request: HttpRequest, *, node: Node, rank: str, name: str) -> HttpResponse:
+    """Streams one file to disk; a repeat replaces it."""
+    if not ARTIFACT_NAME.fullmatch(name) or name in (".", ".."):
+        return _refuse(400, "invalid", "An artefact's name has 1 to 255 characters, no slash and no control characters.")
+    row = _own_rank(node, rank)
+    if isinstance(row, HttpResponse):
+        return row
+    cap = settings.ARTIFACT_CAP_MIB * 1024 * 1024
+    path = artifact_path(rank, name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, aside = tempfile.mkstemp(dir=path.parent)
+    size, digest = 0, hashlib.sha256()
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            while chunk := request.read(256 * 1024):
+                size += len(chunk)
+                if size > cap:
+                    return _refuse(413, "too_large", f"An artefact is at most {settings.ARTIFACT_CAP_MIB} MiB.")
+                digest.update(chunk)
+                file.write(chunk)
+        Path(aside).replace(path)
+    finally:
+        Path(aside).unlink(missing_ok=True)
+    with transaction.atomic():
+        Artifact.objects.update_or_create(rank=row, name=name, defaults={"size": size, "sha256": digest.hexdigest()})
+        jobs_changed([row.attempt.job_id])
+    return JsonResponse({"name": name, "size": size, "sha256": digest.hexdigest()}, status=201)

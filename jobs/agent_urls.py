@@ -1,0 +1,13 @@
+"""What agents call; lifecycle.md, "Agent ↔ control plane"."""
+
+from django.urls import path
+
+from jobs import agent_api
+
+app_name = "agent"
+urlpatterns = [
+    path("enroll", agent_api.enroll, name="enroll"),
+    path("sync", agent_api.sync, name="sync"),
+    path("logs/<str:rank>", agent_api.logs_put, name="logs"),
+    path("artifacts/<str:rank>/<str:name>", agent_api.artifact_put, name="artifact"),
+]

@@ -1,0 +1,230 @@
+"""Plan → rows: lock, re-check with the core's own fit, compare-and-swap. One transaction; what no longer fits stays WAITING.
+
+INVARIANT: whatever ran since the snapshot (another pass, an ended job, a cordon), nothing is oversubscribed: the card
+rows are locked in id order and re-checked, each counter moves by a conditional UPDATE, and the database's constraints
+stand behind both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import F
+
+from agent.protocol import rank_id, spec_sha256
+from jobs import snapshot
+from jobs.engines import agent as engine
+from jobs.lifecycle import JobState, OnNodeLoss
+from jobs.models import Attempt, Job, Rank, Slice
+from jobs.notify import nodes_nudge
+from jobs.scheduler import rank_fits
+from jobs.scheduler import types as core
+from jobs.scheduler.reasons import HELD
+from jobs.services.moves import CHUNK, jobs_move
+from nodes.models import Gpu, Node
+from quotas.errors import DomainError
+from quotas.services import cards_hold
+
+#: So many placements a transaction: it stays short, and a long plan lets syncs in between.
+BATCH = 200
+
+
+class _Changed(Exception):
+    """A card or a job is no longer as it was locked: the whole batch is taken back and the next pass decides anew."""
+
+
+def plan_apply(plan: core.Plan, *, now: datetime) -> list[int]:
+    """Returns the jobs that were started, in plan order."""
+    started: list[int] = []
+    for start in range(0, len(plan.placements), BATCH):
+        batch = plan.placements[start : start + BATCH]
+        try:
+            with transaction.atomic():
+                started += _apply_batch(batch, now=now)
+        except _Changed:
+            continue
+    return started
+
+
+def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list[int]:
+    # 1. Lock the cards in id order, then the jobs: every writer of either takes them in this order.
+    node_ids = {rank.node for placed in placements for rank in placed.ranks}
+    nodes = {node.id: node for node in snapshot.nodes_read(ids=node_ids, lock=True)}
+    gpus = {gpu.id: gpu for node in nodes.values() for gpu in node.gpus}
+    jobs = {
+        job.pk: job
+        for job in Job.objects.select_for_update()
+        .filter(pk__in=[placed.job for placed in placements], state=JobState.WAITING, held=False, want_cancel=False)
+        .order_by("pk")
+    }
+    taken: dict[int, list[core.Slice]] = defaultdict(list)
+    for part in snapshot.slices_read(gpu_ids=gpus):
+        taken[part.gpu].append(part)
+    policy = snapshot.policy_current()
+
+    # 2. Keep the placements that still hold, each seen after those before it.
+    good: list[core.Placement] = []
+    for placed in placements:
+        job = jobs.get(placed.job)
+        if job is None or not _still_fits(job, placed, nodes, taken, policy):
+            continue
+        cards = sum(len(rank.grants) for rank in placed.ranks)
+        if cards:
+            try:
+                with transaction.atomic():
+                    cards_hold(user=job.owner_id, project=job.project_id, n=cards)
+            except DomainError:
+                continue  # the next pass says so: the quota is read into its snapshot
+        for rank in placed.ranks:
+            for grant in rank.grants:
+                taken[grant.gpu].append(core.Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=job.pk))
+        good.append(placed)
+    if not good:
+        return []
+
+    # 3. Take the memory: one conditional UPDATE a card.
+    _cards_take(grant for placed in good for rank in placed.ranks for grant in rank.grants)
+
+    # 4. Move the jobs and write attempts, ranks and slices in bulk.
+    ids = [placed.job for placed in good]
+    moved = jobs_move(
+        ids,
+        to=JobState.STARTING,
+        code="placed",
+        expect=JobState.WAITING,
+        epoch_step=1,
+        fields={"wait_code": "", "wait_params": {}, "wait_at": None, "started_at": None},
+        per_job={placed.job: {"nodes": [nodes[rank.node].name for rank in placed.ranks]} for placed in good},
+    )
+    if len(moved) != len(ids):
+        raise _Changed
+    _rows_insert(good, jobs=jobs, gpus=gpus, now=now)
+    nodes_nudge({rank.node for placed in good for rank in placed.ranks})
+    return moved
+
+
+def _still_fits(
+    job: Job, placed: core.Placement, nodes: dict[int, core.Node], taken: dict[int, list[core.Slice]], policy: core.Policy
+) -> bool:
+    request = snapshot.request_of(job)
+    for rank in placed.ranks:
+        node = nodes.get(rank.node)
+        if node is None:
+            return False
+        here = [part for gpu in node.gpus for part in taken[gpu.id]]
+        if rank_fits(request, rank, node, here, policy) is not None:
+            return False
+    return True
+
+
+def _cards_take(grants: Iterable[core.Grant]) -> None:
+    parts: dict[int, list[core.Grant]] = defaultdict(list)
+    for grant in grants:
+        parts[grant.gpu].append(grant)
+    for gpu_id in sorted(parts):
+        mine = parts[gpu_id]
+        mib = sum(grant.mib for grant in mine)
+        if mine[0].exclusive:
+            if len(mine) != 1:
+                raise _Changed
+            free = Gpu.objects.filter(pk=gpu_id, live_slices=0, total_mib__gte=mib)
+        else:
+            free = Gpu.objects.filter(
+                pk=gpu_id, is_exclusive=False, live_slices__lte=F("max_slices") - len(mine), total_mib__gte=F("held_mib") + mib
+            )
+        took = free.update(held_mib=F("held_mib") + mib, live_slices=F("live_slices") + len(mine), is_exclusive=mine[0].exclusive)
+        if took != 1:
+            raise _Changed
+
+
+def _rows_insert(placements: Sequence[core.Placement], *, jobs: dict[int, Job], gpus: dict[int, core.Gpu], now: datetime) -> None:
+    attempts = Attempt.objects.bulk_create(Attempt(job_id=p.job, epoch=jobs[p.job].epoch + 1, created_at=now) for p in placements)
+    nodes = dict(Node.objects.filter(pk__in={rank.node for p in placements for rank in p.ranks}).values_list("pk", "address"))
+    addresses = {pk: address or "127.0.0.1" for pk, address in nodes.items()}
+    uuids = {pk: gpu.uuid for pk, gpu in gpus.items()}
+    ranks: list[Rank] = []
+    grants: list[tuple[core.Grant, ...]] = []
+    for attempt, placed in zip(attempts, placements, strict=True):
+        job = jobs[placed.job]
+        specs = engine.rank_specs(
+            job=job,
+            epoch=attempt.epoch,
+            attempt_id=attempt.pk,
+            ranks=placed.ranks,
+            uuids=uuids,
+            addresses=addresses,
+            log_cap_mib=settings.LOG_CAP_MIB,
+            grace_s=settings.STOP_GRACE_S,
+        )
+        for rank, spec in zip(placed.ranks, specs, strict=True):
+            ranks.append(
+                Rank(
+                    attempt=attempt,
+                    node_id=rank.node,
+                    index=rank.index,
+                    key=rank_id(job.pk, attempt.epoch, rank.index),
+                    spec=spec.to_json(),
+                    spec_sha256=spec_sha256(spec),
+                    grace_s=job.grace_s or settings.STOP_GRACE_S,
+                    lease_s=settings.LEASE_S if job.on_node_loss == OnNodeLoss.REQUEUE else None,
+                )
+            )
+            grants.append(rank.grants)
+    Rank.objects.bulk_create(ranks)
+    Slice.objects.bulk_create(
+        Slice(
+            rank=rank,
+            gpu_id=grant.gpu,
+            position=position,
+            mib=grant.mib,
+            is_exclusive=grant.exclusive,
+            share=1.0 if grant.exclusive else min(1.0, grant.mib / (gpus[grant.gpu].total_mib or grant.mib)),
+            held_at=now,
+        )
+        for rank, mine in zip(ranks, grants, strict=True)
+        for position, grant in enumerate(mine)
+    )
+
+
+def reasons_store(plan: core.Plan, *, now: datetime, refresh_s: float = 45.0) -> int:
+    """Writes why each refused job waits: what changed, plus a fresh time for what is getting old (two minutes at most).
+
+    Returns how many rows were written. One statement for each different reason, not for each job: a backlog of 10,000
+    jobs has a handful of them. The place in the queue is not stored, since every start would change all of them.
+    """
+    stored = {
+        pk: (code, params, at, held)
+        for pk, code, params, at, held in Job.objects.filter(state=JobState.WAITING).values_list(
+            "pk", "wait_code", "wait_params", "wait_at", "held"
+        )
+    }
+    groups: dict[str, tuple[core.Reason, list[int]]] = {}
+    stale: list[int] = []
+    for refusal in plan.refusals:
+        old = stored.get(refusal.job)
+        reason = refusal.reason
+        if old is None or old[3] != (reason.code == HELD):
+            continue  # gone, or held or released since the snapshot: whoever did that wrote the reason
+        params = dict(reason.params)
+        if (old[0], old[1]) != (reason.code, params):
+            key = f"{reason.code} {json.dumps(params, sort_keys=True)}"
+            groups.setdefault(key, (reason, []))[1].append(refusal.job)
+        elif old[2] is None or (now - old[2]).total_seconds() >= refresh_s:
+            stale.append(refusal.job)
+    written = 0
+    with transaction.atomic():
+        for reason, ids in groups.values():
+            for start in range(0, len(ids), CHUNK):
+                # The state and the hold are in the condition: a job that was started, cancelled or held meanwhile
+                # must not get a reason from this pass.
+                written += Job.objects.filter(pk__in=ids[start : start + CHUNK], state=JobState.WAITING, held=reason.code == HELD).update(
+                    wait_code=reason.code, wait_params=dict(reason.params), wait_at=now
+                )
+        for start in range(0, len(stale), CHUNK):
+            written += Job.objects.filter(pk__in=stale[start : start + CHUNK], state=JobState.WAITING).update(wait_at=now)
+    return written

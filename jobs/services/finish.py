@@ -1,0 +1,155 @@
+"""The end of an attempt: from how its ranks ended to what becomes of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.db.models import F
+
+from jobs import logs
+from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, EndReason, Fence, JobState, RankState, SliceState, Want
+from jobs.models import Attempt, Job, Rank
+from jobs.notify import pass_nudge
+from jobs.services.moves import jobs_move
+
+#: A launch that failed for these is the user's to mend: another node would say the same.
+USERS_LAUNCH_ERRORS = frozenset({"exec", "workdir", "user", "spec"})
+CAUSE_REASONS = {
+    "time_limit": EndReason.TIME_LIMIT,
+    "lease_expired": EndReason.NODE_LOST,
+    "exit_unknown": EndReason.EXIT_UNKNOWN,
+    "node_rebooted": EndReason.NODE_REBOOTED,
+    "host_memory": EndReason.HOST_MEMORY,
+    "pids_limit": EndReason.PIDS_LIMIT,
+}
+END_REASONS = frozenset(reason.value for reason in EndReason)
+FENCES = {"node_rebooted": Fence.BOOT_ID_CHANGED, "lease_expired": Fence.SELF_FENCE_EXPIRED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What an attempt came to. ``can_requeue`` False = trying again would end the same way."""
+
+    reason: EndReason
+    params: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+    can_requeue: bool = True
+
+
+def end_of(attempt: Attempt, ranks: Sequence[Rank]) -> End:
+    """Pure but for reading its arguments; ``ranks`` are all final, in rank order.
+
+    1. A rank that never got going decides first, since the others were only stopped for it.
+    2. Then what the infrastructure did, then what we stopped it for, then the program's own exit codes.
+    """
+    for rank in ranks:
+        if rank.observed == RankState.LAUNCH_FAILED:
+            params = {"rank": rank.index, "node": rank.node.name, "kind": rank.launch_error, "detail": rank.detail[:500]}
+            return End(reason=EndReason.LAUNCH_FAILED, params=params, can_requeue=rank.launch_error not in USERS_LAUNCH_ERRORS)
+    for rank in ranks:
+        where = {"rank": rank.index, "node": rank.node.name}
+        if rank.observed == RankState.LOST:
+            return End(reason=EndReason.NODE_LOST, params=where)
+        if rank.exit_cause == "never_started" and not attempt.stop_reason:
+            return End(reason=EndReason.LAUNCH_FAILED, params={**where, "kind": "fenced", "detail": rank.detail[:500]})
+        reason = CAUSE_REASONS.get(rank.exit_cause)
+        if reason is not None and not (reason is EndReason.EXIT_UNKNOWN and attempt.stop_reason):
+            return End(reason=reason, params=where, exit_code=rank.exit_code)
+    bad = [rank for rank in ranks if rank.exit_code != 0 or rank.exit_signal]
+    own = [rank for rank in bad if rank.exit_cause == "exited"]
+    stopped = [rank for rank in ranks if rank.exit_cause in ("stopped", "never_started", "exit_unknown")]
+    if attempt.stop_reason in END_REASONS and stopped:
+        return End(reason=EndReason(attempt.stop_reason), params=dict(attempt.stop_params), exit_code=ranks[0].exit_code)
+    for rank in own or bad:
+        params: dict[str, Any] = {"rank": rank.index, "node": rank.node.name, "exit_code": rank.exit_code}
+        if rank.exit_signal:
+            params["signal"] = rank.exit_signal
+        return End(reason=EndReason.NONZERO_EXIT, params=params, exit_code=rank.exit_code)
+    return End(reason=EndReason.COMPLETED, exit_code=0)
+
+
+def _logs_complete(ranks: Sequence[Rank], *, now: datetime, patience_s: float) -> bool:
+    for rank in ranks:
+        wanted = rank.final_log_offset
+        if wanted is None or rank.observed != RankState.EXITED:
+            continue
+        have = logs.log_length(rank.key)
+        if have >= wanted or logs.log_is_closed(rank.key):
+            continue
+        if rank.exited_at is not None and (now - rank.exited_at).total_seconds() < patience_s:
+            return False
+        logs.log_close(rank.key, line=f"The last {wanted - have} bytes of output did not arrive from {rank.node.name}.")
+    return True
+
+
+def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float = 60.0) -> bool:
+    """Ends the attempt if all its ranks are over and their output has arrived; True if this call did it.
+
+    Call inside a transaction. The attempt's row is swapped from live to ended, so that of two callers one acts.
+    """
+    Job.objects.select_for_update().get(pk=attempt.job_id)
+    ranks = list(Rank.objects.filter(attempt=attempt).select_related("node").order_by("index"))
+    if any(rank.observed not in RANK_FINAL for rank in ranks) or not _logs_complete(ranks, now=now, patience_s=patience_s):
+        return False
+    attempt.refresh_from_db()
+    end = end_of(attempt, ranks)
+    causes = {rank.exit_cause for rank in ranks}
+    fence = attempt.fence or next((f for cause, f in FENCES.items() if cause in causes), Fence.AGENT_ACK_STOPPED)
+    ended = Attempt.objects.filter(pk=attempt.pk, ended_at__isnull=True).update(
+        ended_at=now, end_reason=end.reason, end_params=end.params, exit_code=end.exit_code, fence=fence
+    )
+    if not ended:
+        return False
+    _job_settle(attempt.job_id, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None))
+    ranks_forget(attempt)
+    pass_nudge()
+    return True
+
+
+def ranks_forget(attempt: Attempt) -> None:
+    """Lets the agents drop what they keep of an ended attempt, but for ranks whose memory isn't proven back yet."""
+    Rank.objects.filter(attempt=attempt, observed__in=(RankState.EXITED, RankState.LAUNCH_FAILED)).exclude(
+        slices__state__in=(SliceState.HELD, SliceState.ACTIVE, SliceState.RELEASING, SliceState.QUARANTINED)
+    ).update(desired=Want.FORGET)
+
+
+def _job_settle(job_id: int, *, end: End, now: datetime, started_at: datetime | None) -> None:
+    job = Job.objects.select_for_update().get(pk=job_id)
+    if job.state == JobState.STARTING and end.reason in (EndReason.COMPLETED, EndReason.NONZERO_EXIT):
+        # It came and went between two reports: its RUNNING is recorded all the same, so that events replay.
+        jobs_move([job_id], to=JobState.RUNNING, code="running", fields={"started_at": started_at or now})
+    common: dict[str, Any] = {"end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code}
+    params = {"reason": end.reason, **end.params}
+    if end.reason is EndReason.COMPLETED:
+        jobs_move([job_id], to=JobState.SUCCEEDED, code="succeeded", fields=common)
+        return
+    if end.reason is EndReason.CANCELLED or (job.want_cancel and end.reason in INFRASTRUCTURE):
+        common["end_reason"] = EndReason.CANCELLED
+        if job.state != JobState.STOPPING:
+            jobs_move([job_id], to=JobState.STOPPING, code="stopping", params={"reason": EndReason.CANCELLED})
+        jobs_move([job_id], to=JobState.CANCELLED, code="cancelled", params=params, by=job.cancel_by_id, fields=common)
+        return
+    again = end.reason in INFRASTRUCTURE and end.can_requeue and job.requeue
+    if again and (end.reason is EndReason.PREEMPTED or job.requeues < job.max_requeues):
+        jobs_move(
+            [job_id],
+            to=JobState.WAITING,
+            code="requeued",
+            params=params,
+            fields={
+                "requeues": F("requeues") + (0 if end.reason is EndReason.PREEMPTED else 1),
+                "wait_code": "requeued",
+                "wait_params": params,
+                "wait_at": now,
+                "queued_at": now,
+                "started_at": None,
+            },
+        )
+        return
+    if again:
+        common["end_params"] = {"reason": end.reason, "times": job.requeues + 1, **end.params}
+        common["end_reason"] = EndReason.CRASH_LIMIT
+    jobs_move([job_id], to=JobState.FAILED, code="failed", params={**params, "reason": common["end_reason"]}, fields=common)

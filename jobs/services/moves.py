@@ -1,0 +1,96 @@
+"""The only writer of Job.state: bulk compare-and-swap plus one JobEvent each, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from jobs.lifecycle import FINAL, InvalidTransition, JobState, sources
+from jobs.models import Job, JobEvent
+from jobs.notify import jobs_changed
+from quotas.services import quota_jobs_done
+
+CHUNK = 2000  # parameters of one statement; SQLite allows 32,766
+
+
+def jobs_move(
+    ids: Sequence[int],
+    *,
+    to: JobState,
+    code: str,
+    params: Mapping[str, Any] | None = None,
+    by: int | None = None,
+    fields: Mapping[str, Any] | None = None,
+    per_job: Mapping[int, Mapping[str, Any]] | None = None,
+    expect: JobState | None = None,
+    epoch_step: int = 0,
+) -> list[int]:
+    """Moves those of ``ids`` that may move to ``to``; returns the ids that moved, in order.
+
+    ``fields`` are set in the same statement. ``per_job`` adds to the event's params for one job. ``expect`` allows one
+    old state only. ``epoch_step`` 1 begins a new attempt's epoch. A job in any other state, or already final, is left
+    alone: the caller compares what came back. A move to a final state gives back the owner's place among the active
+    jobs. Locks the rows on PostgreSQL.
+    """
+    now = timezone.now()
+    allowed = (expect,) if expect else sources(to)
+    moved: list[int] = []
+    with transaction.atomic():
+        for start in range(0, len(ids), CHUNK):
+            chunk = list(ids[start : start + CHUNK])
+            rows = (
+                Job.objects.select_for_update()
+                .filter(pk__in=chunk, state__in=allowed)
+                .order_by("pk")
+                .values_list("pk", "state", "epoch", "owner_id", "project_id")
+            )
+            found = {pk: (state, epoch, owner, project) for pk, state, epoch, owner, project in rows}
+            if not found:
+                continue
+            changes: dict[str, Any] = {"state": to, **(fields or {})}
+            if epoch_step:
+                changes["epoch"] = F("epoch") + epoch_step
+            if to in FINAL:
+                changes.setdefault("ended_at", now)
+            for old in sorted({row[0] for row in found.values()}):
+                group = [pk for pk, row in found.items() if row[0] == old]
+                # INVARIANT: the rows are locked (PostgreSQL) or we are the only writer (SQLite, IMMEDIATE), so the
+                # swap takes all of them; the state in the condition keeps it right on any database.
+                count = Job.objects.filter(pk__in=group, state=old).update(**changes)
+                if count != len(group):
+                    raise InvalidTransition(f"{len(group) - count} of {len(group)} jobs left {old} during the move to {to}")
+            order = [pk for pk in chunk if pk in found]
+            JobEvent.objects.bulk_create(
+                JobEvent(
+                    job_id=pk,
+                    at=now,
+                    code=code,
+                    params={**(params or {}), **((per_job or {}).get(pk) or {})},
+                    from_state=found[pk][0],
+                    to_state=to,
+                    epoch=found[pk][1] + epoch_step,
+                    by_id=by,
+                )
+                for pk in order
+            )
+            if to in FINAL:
+                quota_jobs_done([(found[pk][2], found[pk][3]) for pk in order])
+            moved.extend(order)
+        if moved:
+            jobs_changed(moved)
+    return moved
+
+
+def job_move(job_id: int, *, to: JobState, code: str, **more: Any) -> None:
+    """One job's move. Raises InvalidTransition when it isn't in a state that allows it."""
+    if not jobs_move([job_id], to=to, code=code, **more):
+        raise InvalidTransition(f"job {job_id} can't move to {to} from its present state")
+
+
+def event_add(job_id: int, *, code: str, params: Mapping[str, Any] | None = None, by: int | None = None, epoch: int = 0) -> None:
+    """Something that happened to a job without moving it."""
+    JobEvent.objects.create(job_id=job_id, code=code, params=dict(params or {}), by_id=by, epoch=epoch)

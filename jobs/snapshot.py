@@ -1,0 +1,207 @@
+"""ORM rows → scheduler.Snapshot in a constant number of queries. No model object is made for a waiting job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Count, Q
+
+from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
+from jobs.models import Job, Rank, Slice
+from jobs.requests import JobRequest
+from jobs.scheduler import types as core
+from nodes import telemetry
+from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
+from quotas.selectors import users_over_limit
+
+NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels")
+GPU_FIELDS = (
+    "pk",
+    "node_id",
+    "uuid",
+    "index",
+    "model",
+    "vendor",
+    "total_mib",
+    "nominal_mib",
+    "state",
+    "max_slices",
+    "compute_capability",
+    "health_score",
+    "pcie_gen",
+    "pcie_width",
+)
+
+
+def policy_current() -> core.Policy:
+    """The installation's policy; the three slicing numbers are settings (D14)."""
+    return core.Policy(
+        whole_above=settings.POLICY_WHOLE_ABOVE, min_slice_mib=settings.POLICY_MIN_SLICE_MIB, max_slices=settings.POLICY_MAX_SLICES
+    )
+
+
+def request_of(source: JobRequest | Job) -> core.Request:
+    """What a job asks for, in the core's words."""
+    return _request(source.gpu_count, source.gpu_mem_mib, source.nodes, source.constraints)
+
+
+def _request(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> core.Request:
+    return core.Request(
+        gpu_count=gpu_count,
+        gpu_mem_mib=gpu_mem_mib,
+        nodes=nodes,
+        arch=constraints.get("arch"),
+        model=constraints.get("model"),
+        vendor=constraints.get("vendor"),
+    )
+
+
+def _refusal(state: str, cordoned: bool) -> str | None:
+    if state != NodeState.READY:
+        return state
+    return "cordoned" if cordoned else None
+
+
+def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, lock: bool = False) -> tuple[core.Node, ...]:
+    """The pool's nodes with their cards, by id. ``lock`` takes the card rows' locks in id order (PostgreSQL)."""
+    wanted = Q() if ids is None else Q(pk__in=list(ids))
+    node_rows = list(Node.objects.filter(wanted).exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
+    gpu_query = Gpu.objects.filter(node_id__in=[row[0] for row in node_rows]) if ids is not None else Gpu.objects.all()
+    if lock:
+        gpu_query = gpu_query.select_for_update()
+    gpu_rows = list(gpu_query.order_by("pk").values_list(*GPU_FIELDS))
+    latest = telemetry.gpus_latest([row[0] for row in gpu_rows]) if with_latest else {}
+    cards: dict[int, list[core.Gpu]] = defaultdict(list)
+    for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width in gpu_rows:
+        seen = latest.get(pk) or {}
+        cards[node_id].append(
+            core.Gpu(
+                id=pk,
+                uuid=uuid,
+                index=index,
+                model=model,
+                vendor=vendor,
+                total_mib=total,
+                nominal_mib=nominal,
+                is_schedulable=state == GpuState.HEALTHY and not seen.get("error"),
+                state=state,
+                foreign_mib=seen.get("foreign_mib") or 0,
+                max_slices=max_slices,
+                compute_capability=arch or None,
+                temp_c=seen.get("temp_c"),
+                util_pct=seen.get("util_pct"),
+                health=health,
+                pcie_gen=gen,
+                pcie_width=width,
+            )
+        )
+    links: dict[int, list[core.Link]] = defaultdict(list)
+    if not lock:
+        for a, b, kind, node_id in GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"):
+            links[node_id].append(core.Link(a=a, b=b, kind=kind))
+    cpu_ranks: dict[int, int] = {}
+    if with_latest:
+        busy = (
+            Rank.objects.filter(is_forgotten=False, slices__isnull=True)
+            .exclude(observed__in=RANK_FINAL)
+            .values_list("node_id")
+            .annotate(Count("pk"))
+            .order_by()
+        )
+        cpu_ranks = dict(busy)
+    return tuple(
+        core.Node(
+            id=pk,
+            name=name,
+            gpus=tuple(cards[pk]),
+            links=tuple(links[pk]),
+            takes_work=_refusal(state, cordoned) is None,
+            refusal=_refusal(state, cordoned),
+            cpu_cores=cores,
+            memory_mib=memory,
+            labels=labels,
+            live_cpu_ranks=cpu_ranks.get(pk, 0),
+        )
+        for pk, name, state, cordoned, cores, memory, labels in node_rows
+    )
+
+
+def nodes_all() -> tuple[core.Node, ...]:
+    """All known nodes whatever their state: what the pool could ever hold."""
+    return nodes_read()
+
+
+def slices_read(*, gpu_ids: Iterable[int] | None = None) -> tuple[core.Slice, ...]:
+    """The live slices (all but RELEASED)."""
+    query = Slice.objects.exclude(state=SliceState.RELEASED)
+    if gpu_ids is not None:
+        query = query.filter(gpu_id__in=list(gpu_ids))
+    rows = query.order_by("pk").values_list("gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state")
+    return tuple(
+        core.Slice(gpu=gpu, mib=mib, exclusive=whole, job=job, is_quarantined=state == SliceState.QUARANTINED)
+        for gpu, mib, whole, job, state in rows
+    )
+
+
+def _running(slices: tuple[core.Slice, ...]) -> tuple[core.Running, ...]:
+    by_job: dict[int, list[core.Slice]] = defaultdict(list)
+    for part in slices:
+        if part.job is not None:
+            by_job[part.job].append(part)
+    live = Job.objects.filter(state__in=(JobState.STARTING, JobState.RUNNING, JobState.STOPPING)).order_by("pk")
+    return tuple(
+        core.Running(job=pk, user=owner, slices=tuple(by_job.get(pk, ())), started=(started or queued).timestamp(), time_limit_s=limit)
+        for pk, owner, started, queued, limit in live.values_list("pk", "owner_id", "started_at", "queued_at", "time_limit_s")
+    )
+
+
+def build(now: datetime) -> core.Snapshot:
+    """Everything a pass may know. Ten queries and one Redis round trip, whatever the size."""
+    nodes = nodes_read(with_latest=True)
+    slices = slices_read()
+    failed_on: dict[int, set[int]] = defaultdict(set)
+    for job, node in (
+        Rank.objects.filter(attempt__job__state=JobState.WAITING, attempt__job__requeues__gt=0, observed=RankState.LAUNCH_FAILED)
+        .order_by()
+        .values_list("attempt__job_id", "node_id")
+    ):
+        failed_on[job].add(node)
+    waiting = list(
+        Job.objects.filter(state=JobState.WAITING, want_cancel=False)
+        .order_by("-priority", "submitted_at", "pk")
+        .values_list(
+            "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
+            "time_limit_s", "held", "held_why", "held_by__email",
+        )
+    )  # fmt: skip
+    over = users_over_limit({row[7] for row in waiting}, now=now)
+    jobs: list[core.Job] = []
+    requests: dict[tuple[Any, ...], core.Request] = {}
+    for pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by in waiting:
+        shape = (count, mem, nodes_n, *sorted(limits.items()))
+        if shape not in requests:
+            requests[shape] = _request(count, mem, nodes_n, limits)
+        hold, params = (None, {})
+        if held:
+            hold, params = "held", {"by": by or "", "why": why}
+        elif owner in over:
+            hold, params = "quota_exceeded", over[owner]
+        jobs.append(
+            core.Job(
+                id=pk,
+                request=requests[shape],
+                submitted=submitted.timestamp(),
+                priority=priority,
+                user=owner,
+                project=project,
+                time_limit_s=limit,
+                hold=hold,
+                hold_params=params,
+                avoid_nodes=frozenset(failed_on.get(pk, ())),
+            )
+        )
+    return core.Snapshot(now=now.timestamp(), nodes=nodes, jobs=jobs, slices=slices, running=_running(slices))

@@ -1,0 +1,36 @@
+"""Celery doors. Nudges only: short, idempotent, and the sweep alone is enough."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import shared_task
+from django.utils import timezone
+
+from jobs.services.schedule import schedule_pass as pass_do
+from jobs.services.upkeep import ranks_silence, upkeep_run
+
+log = logging.getLogger(__name__)
+
+
+@shared_task(name="jobs.tasks.schedule_pass")
+def schedule_pass() -> Any:
+    result = pass_do()
+    if result is not None and result.started:
+        log.info(
+            "pass: %d started, %d waiting; %.0f + %.0f + %.0f ms",
+            len(result.started), result.waiting, result.snapshot_ms, result.plan_ms, result.apply_ms,
+        )  # fmt: skip
+
+
+@shared_task(name="jobs.tasks.schedule_sweep")
+def schedule_sweep() -> None:
+    """Every 3 s: enough by itself, should every nudge be lost. Steps aside for a pass that is running."""
+    ranks_silence(now=timezone.now())
+    pass_do(wait_s=0.0)
+
+
+@shared_task(name="jobs.tasks.upkeep")
+def upkeep() -> None:
+    upkeep_run(now=timezone.now())
