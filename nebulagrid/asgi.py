@@ -1,4 +1,8 @@
-"""The door of the web process: HTTP is Django's, WebSockets go to the nodes room after a check of their origin."""
+"""The door of the web process: HTTP is Django's, WebSockets are the nodes room's.
+
+Origin and credentials are checked in nodes/consumers.py, per door: a browser's cookie needs our own origin, an agent and
+the command line bring a header that no foreign page can set. What that room must not know, it is given here.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,15 @@ import os
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")
-http = get_asgi_application()  # loads the apps; what follows may import models
+http = get_asgi_application()  # loads the apps; what follows imports models
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 
+from jobs.selectors import job_is_visible  # noqa: E402
 from nodes import consumers  # noqa: E402
+from quotas.services import token_authenticate  # noqa: E402
 
-application = ProtocolTypeRouter({"http": http, "websocket": AllowedHostsOriginValidator(URLRouter(consumers.websocket_urlpatterns))})
+# The nodes room knows neither jobs nor people: without these two nobody sees a job there and no token opens anything.
+consumers.configure(user_for_token=token_authenticate, may_see_job=lambda user, job_id: job_is_visible(user=user, job_id=job_id))
+# The consumers check the origin themselves: a browser's must be ours, an agent and a client with a token have none.
+application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(consumers.websocket_urlpatterns)})

@@ -18,23 +18,27 @@ GAP_S = 4.0
 AHEAD_S = 60.0
 
 
+def is_watching(watch: Watch, *, now: float) -> bool:
+    """Whether the checks went on without a pause until ``now`` (Unix time)."""
+    return watch.checked_at is not None and watch.epoch is not None and 0 <= now - watch.checked_at <= GAP_S
+
+
 def watch_next(watch: Watch, *, now: float) -> Watch:
-    """The memory to keep after a check at ``now`` (Unix time)."""
-    is_continuous = watch.checked_at is not None and watch.epoch is not None and 0 <= now - watch.checked_at <= GAP_S
-    return Watch(checked_at=now, epoch=watch.epoch if is_continuous else now)
+    """The memory to keep after a check at ``now``."""
+    return Watch(checked_at=now, epoch=watch.epoch if is_watching(watch, now=now) else now)
+
+
+def heard_at(node: int, *, seen: Mapping[int, Seen], watch: Watch, now: float) -> float:
+    """Since when we have been listening in vain: the node's last sync, or the begin of the watching if that is later."""
+    epoch = now if watch.epoch is None else watch.epoch
+    last = seen.get(node)
+    return epoch if last is None or last.at > now + AHEAD_S else max(epoch, last.at)
 
 
 def silent_nodes(nodes: Iterable[int], *, seen: Mapping[int, Seen], watch: Watch, now: float, after_s: float) -> list[int]:
     """Those of ``nodes`` that were not heard of for ``after_s`` seconds or more, while we were listening."""
-    epoch = now if watch.epoch is None else watch.epoch
-    silent = []
-    for node in nodes:
-        last = seen.get(node)
-        heard = epoch if last is None or last.at > now + AHEAD_S else max(epoch, last.at)
-        # A millisecond of slack: times pass through text with three digits.
-        if now - heard >= after_s - 0.001:
-            silent.append(node)
-    return silent
+    # A millisecond of slack: times pass through text with three digits.
+    return [node for node in nodes if now - heard_at(node, seen=seen, watch=watch, now=now) >= after_s - 0.001]
 
 
 def is_half_silent(*, unknown: int, watched: int) -> bool:

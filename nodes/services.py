@@ -96,12 +96,24 @@ def node_enrol(*, request: EnrolRequest, now: datetime | None = None) -> EnrolAn
 
 def _node_reenrol(node: Node, *, credential: str, now: datetime) -> None:
     is_busy = Gpu.objects.filter(node=node, live_slices__gt=0).exists()
-    if is_busy or node.state not in SILENT:
+    if is_busy or _is_heard(node, now=now):
         raise NodeRefused("node_busy", 409, {"node": node.name, "state": node.state})
     # The boot id is forgotten: it may be another machine, and "another boot id" would then prove nothing about the old one.
     node.credential_sha256, node.boot_id, node.inventory_sha256 = credential_sha256(credential), "", ""
     node.state, node.state_at = NodeState.ENROLLING, now
     node.save(update_fields=("credential_sha256", "boot_id", "inventory_sha256", "state", "state_at"))
+
+
+def _is_heard(node: Node, *, now: datetime) -> bool:
+    """Whether its agent reports: a token with a mistyped name must not knock out a machine at work.
+
+    The state alone does not tell: it stays READY while the control plane is stopped.
+    """
+    if node.state in SILENT:
+        return False
+    seen = telemetry.node_last_seen(node.pk)
+    last = seen.at if seen is not None else node.last_seen_at.timestamp() if node.last_seen_at is not None else 0.0
+    return now.timestamp() - last < settings.UNKNOWN_AFTER_S
 
 
 def _node_create(name: str, *, request: EnrolRequest, credential: str, now: datetime) -> Node:
