@@ -27,7 +27,7 @@ from django.db import DatabaseError, connections
 
 from agent.config import config_text, file_write_private
 from agent.protocol import EnrolRequest
-from client.errors import ClientError
+from client.errors import ProfileError
 from client.profile import Profile, profile_read, profile_save
 from nebulagrid.checks import is_loopback
 from nebulagrid.embedded import EmbeddedError, redis_argv, redis_program, socket_folder
@@ -159,7 +159,7 @@ class Command(BaseCommand):
         path = Path(os.environ.get("NEBULA_CONFIG") or settings.DATA_DIR / "cli.json").resolve()
         admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
         token = None
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(ProfileError):
             token = profile_read(path).get("token")
         if not token or token_authenticate(token) is None:
             _, token = token_create(user=admin, name=f"make run on {socket.gethostname()}")
