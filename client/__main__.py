@@ -1,0 +1,5 @@
+"""``python -m client`` is nebula-ctl."""
+
+from client.ctl import main
+
+main()

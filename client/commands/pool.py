@@ -1,0 +1,152 @@
+"""status, node …, gpu …: the pool's machines and cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from client.commands.common import JsonFlag, ProfileOption, columns, say, session_open, usage_fault
+from client.errors import NebulaError
+from client.i18n import _
+from client.output import gib, known, model_short, node_marks, overview, pairs, percent, safe, table, time_local
+from client.profile import secret_write
+
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help=_("The node's name."))]
+
+
+def status(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
+    session = session_open(is_json, profile)
+    usage = session.client.usage()
+    nodes: list[Any] | None
+    try:
+        nodes = list(session.client.node_list())
+    except NebulaError as error:
+        if error.status not in {403, 404}:
+            raise
+        nodes = None  # the numbers are for all, the names perhaps not
+    session.answer({"usage": usage, "nodes": nodes}, overview(usage, nodes))
+
+
+def node_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
+    session = session_open(is_json, profile)
+    nodes = session.client.node_list()
+    rows = [[n["name"], n["state"], len(n["gpus"]), percent(n["load_pct"]), known(n["agent_version"]), _marks(n)] for n in nodes]
+    headers = [_("NAME"), _("STATE"), _("GPUS"), _("LOAD"), _("AGENT"), _("NOTES")]
+    text = table(headers, rows, width=columns(), right=frozenset({2, 3}), shrink=(0, 5))
+    session.answer(nodes, text if nodes else _("There are no nodes yet; add one with nebula-ctl node add NAME."))
+
+
+def _marks(node: Any) -> str:
+    marks = [mark for mark in node_marks(node) if mark != node["state"]]
+    advice = len(node.get("advice") or [])
+    if advice:
+        marks.append(_("advice: {count}").format(count=advice))
+    return ", ".join(marks)
+
+
+def node_show(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
+    session = session_open(is_json, profile)
+    node = session.client.node_get(name)
+    rows = [
+        (_("Name"), node["name"]),
+        (_("State"), ", ".join([node["state"], *[m for m in node_marks(node) if m != node["state"]]])),
+        (_("Host"), f"{node['hostname'] or '-'} ({node['address'] or '-'})"),
+        (_("System"), known(node["os"])),
+        (_("Agent"), known(node["agent_version"])),
+        (_("Driver / CUDA"), f"{known(node['driver_version'])} / {known(node['cuda_version'])}"),
+        (_("CPU cores"), known(node["cpu_cores"])),
+        (_("Memory"), gib(node["memory_mib"])),
+        (_("Load"), percent(node["load_pct"])),
+        (_("Last seen"), time_local(node["last_seen_at"])),
+    ]
+    lines = [pairs(rows)]
+    if node["gpus"]:
+        lines += ["", _gpu_table(node["gpus"], with_node=False)]
+    lines += [_("Advice: {text}").format(text=safe(item.get("text") or item.get("code"))) for item in node.get("advice") or []]
+    session.answer(node, "\n".join(lines))
+
+
+def node_add(
+    name: NodeName,
+    token_file: Annotated[
+        str | None, typer.Option("--token-file", metavar="FILE", help=_("Write the token there (mode 0600) instead."))
+    ] = None,
+    is_json: JsonFlag = False,
+    profile: ProfileOption = None,
+) -> None:
+    session = session_open(is_json, profile)
+    created = session.client.node_enroll_token(name=name)
+    line = f"nebula-agent enroll --endpoint {session.client.endpoint} --token-file -"
+    if token_file:
+        secret_write(Path(token_file).expanduser(), created["token"] + "\n")
+    if session.is_json:
+        shown = {k: v for k, v in created.items() if k != "token" or not token_file}
+        session.answer({**shown, "endpoint": session.client.endpoint, "token_file": token_file, "command": line}, "")
+        return
+    until = time_local(created["expires_at"])
+    say(_("{name} may join once, until {when}.").format(name=safe(created["name"] or name), when=until))
+    if token_file:
+        say(_("The enrolment token is in {path}. On the machine, run:").format(path=safe(token_file)))
+        say(f"  {line} < {safe(token_file)}")
+    else:
+        say(_("Enrolment token (shown this once): {token}").format(token=created["token"]))
+        say(_("On the machine, run this and paste the token:"))
+        say(f"  {line}")
+
+
+def node_drain(
+    name: NodeName,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help=_("Why; users see it."))],
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help=_("When it ends by itself: 2026-03-01T18:00 (local), or with zone."))
+    ] = None,
+    is_json: JsonFlag = False,
+    profile: ProfileOption = None,
+) -> None:
+    if not reason.strip():
+        raise usage_fault(_("A drain needs a reason: --reason 'changing the fans'."))
+    moment = _moment(until)
+    session = session_open(is_json, profile)
+    node = session.client.node_drain(name, reason=reason, until=moment)
+    session.answer(node, _("{name} takes no new jobs; those that run there go on.").format(name=safe(node["name"])))
+
+
+def _moment(text: str | None) -> str | None:
+    """ISO 8601 with a zone; a time without one is in this machine's zone."""
+    if text is None:
+        return None
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).astimezone().isoformat()
+    except ValueError as error:
+        raise usage_fault(_("{text!r} is not a time; write it like 2026-03-01T18:00.").format(text=text)) from error
+
+
+def node_resume(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
+    session = session_open(is_json, profile)
+    node = session.client.node_resume(name)
+    session.answer(node, _("{name} takes new jobs again.").format(name=safe(node["name"])))
+
+
+def gpu_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
+    session = session_open(is_json, profile)
+    gpus = session.client.gpu_list()
+    session.answer(gpus, _gpu_table(gpus, with_node=True) if gpus else _("There are no GPUs in the pool yet."))
+
+
+def _gpu_table(gpus: Any, *, with_node: bool) -> str:
+    rows = []
+    for gpu in gpus:
+        model = model_short(gpu["model"]) + (f" ({_('simulated')})" if gpu["simulated"] else "")
+        util = percent(gpu.get("util_pct"))
+        temp = "-" if gpu.get("temp_c") is None else f"{gpu['temp_c']}°C"
+        row = [gpu["index"], gpu["short"], model, gpu["state"], gib(gpu["total_mib"]), gib(gpu["free_mib"]), util, temp]
+        rows.append([gpu["node"], *row] if with_node else row)
+    headers = ["#", "ID", _("MODEL"), _("STATE"), _("MEMORY"), _("FREE"), _("UTIL"), _("TEMP")]
+    shift = 1 if with_node else 0
+    right = frozenset(i + shift for i in (0, 4, 5, 6, 7))
+    shrink = (0, 3, 2) if with_node else (2, 1)
+    return table([_("NODE"), *headers] if with_node else headers, rows, width=columns(), right=right, shrink=shrink)

@@ -1,0 +1,169 @@
+"""submit: everything a job can ask for. The control plane judges the values; here only what needs this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from client.commands.common import JsonFlag, ProfileOption, note, print_json, say, session_open, usage_fault
+from client.commands.watch import follow_to_end
+from client.i18n import _
+from client.output import safe
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_ARGV = "nebula.argv"
+
+
+class OnNodeLoss(StrEnum):
+    hold = "hold"
+    requeue = "requeue"
+
+
+class SubmitCommand(TyperCommand):
+    """Takes the words after the first ``--`` as the program, untouched. Without ``--`` the program's own options and ours
+    could not be told apart (``submit python train.py -f data``), so it is required."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            border = args.index("--")
+            ctx.meta[_ARGV] = args[border + 1 :]
+            args = args[:border]
+        else:
+            ctx.meta[_ARGV] = None
+            loose = next((word for word in args if not word.startswith("-")), None)
+            if loose is not None and not _takes_value_before(self, args, loose):
+                raise usage_fault(_("Put -- before the program: nebula-ctl submit [OPTIONS] -- {word} …").format(word=safe(loose)))
+        return super().parse_args(ctx, args)
+
+
+def _takes_value_before(command: Any, args: list[str], word: str) -> bool:
+    """Whether ``word`` is the value of the option before it."""
+    position = args.index(word)
+    if position == 0:
+        return False
+    before = args[position - 1]
+    return any(before in param.opts and not param.is_flag for param in command.params if hasattr(param, "is_flag"))
+
+
+def submit(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help=_("A name to find the job by."))] = None,
+    gpu_count: Annotated[int, typer.Option("--gpu-count", metavar="N", min=0, help=_("GPUs of the whole job; 0 = CPU only."))] = 1,
+    gpu_mem: Annotated[
+        str | None, typer.Option("--gpu-mem", metavar="SIZE", help=_("Memory on each GPU: 24G, 12288M. Without it: whole cards."))
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help=_("Machines to spread over."))] = 1,
+    workdir: Annotated[
+        str | None, typer.Option("--workdir", metavar="DIR", help=_("Folder to run in, on the node (default: this one)."))
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="K=V", help=_("A variable for the job; K alone copies yours. Repeatable."))
+    ] = None,
+    time: Annotated[str | None, typer.Option("--time", metavar="TIME", help=_("Time limit: 01:00:00, 90m, 2h or seconds."))] = None,
+    project: Annotated[str | None, typer.Option("--project", metavar="NAME", help=_("Who pays (default: your own project)."))] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="PATH", help=_("Where the job saves; given back to it after a requeue."))
+    ] = None,
+    requeue: Annotated[bool, typer.Option("--requeue/--no-requeue", help=_("Start again after a fault of the machine."))] = True,
+    on_node_loss: Annotated[
+        OnNodeLoss, typer.Option("--on-node-loss", help=_("When its node falls silent: hold = wait for it, requeue = start elsewhere."))
+    ] = OnNodeLoss.hold,
+    grace: Annotated[
+        int | None, typer.Option("--grace", metavar="SECONDS", min=0, help=_("Time to save its work when it is stopped."))
+    ] = None,
+    hold: Annotated[bool, typer.Option("--hold", help=_("Don't start before nebula-ctl release."))] = False,
+    arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help=_("Only cards of this architecture, such as sm_89."))] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="TEXT", help=_("Only cards of this model, such as '4090'."))] = None,
+    vendor: Annotated[str | None, typer.Option("--vendor", metavar="NAME", help=_("Only cards of this vendor."))] = None,
+    priority: Annotated[int, typer.Option("--priority", metavar="N", help=_("Above 0 for staff only."))] = 0,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", metavar="KEY", help=_("The same key and job again gives the same job: for CI."))
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help=_("Show its output until it ends; exit 0 only if it succeeds."))] = False,
+    command: Annotated[
+        str | None, typer.Option("--command", metavar="TEXT", help=_("The program as one text, split into words; no shell runs it."))
+    ] = None,
+    image: Annotated[str | None, typer.Option("--image", metavar="IMAGE", help=_("Containers: not available yet."))] = None,
+    data_mount: Annotated[list[str] | None, typer.Option("--data-mount", metavar="A:B", help=_("Containers: not available yet."))] = None,
+    is_json: JsonFlag = False,
+    profile: ProfileOption = None,
+) -> None:
+    argv: list[str] | None = ctx.meta[_ARGV]
+    if image is not None or data_mount:
+        raise usage_fault(_("Containers are not available yet; leave out --image and --data-mount: the job then runs on the node itself."))
+    if argv is not None and command is not None:
+        raise usage_fault(_("Give the program once: either --command TEXT or the words after --."))
+    if not argv and command is None:
+        raise usage_fault(_("Which program? Put it after --: nebula-ctl submit --gpu-mem 4G -- python train.py"))
+    constraints = {key: value for key, value in (("arch", arch), ("model", model), ("vendor", vendor)) if value is not None}
+    session = session_open(is_json, profile)
+    job = session.client.job_submit(
+        argv=argv,
+        command=command,
+        idempotency_key=idempotency_key,
+        name=name,
+        gpu_count=gpu_count,
+        gpu_mem=gpu_mem,
+        nodes=nodes,
+        workdir=_workdir(workdir),
+        env=_env(env or []) or None,
+        time=time,
+        project=project,
+        checkpoint=checkpoint,
+        requeue=requeue,
+        on_node_loss=on_node_loss.value,
+        grace_s=grace,
+        hold=hold or None,
+        priority=priority or None,
+        constraints=constraints or None,
+    )
+    first = _("Job {id} submitted: {state}").format(id=job["id"], state=job["state"])
+    if follow:
+        if session.is_json:
+            print_json({"type": "job", "job": job}, is_line=True)
+        else:
+            note(first)  # standard output is the job's
+        follow_to_end(session, job["id"])
+        return
+    if session.is_json:
+        print_json(job)
+        return
+    say(first)
+    if job["held"]:
+        say(_("  It is held; let it start with: nebula-ctl release {id}").format(id=job["id"]))
+    say(_("  Its output: nebula-ctl logs -f {id}").format(id=job["id"]))
+    say(_("  If it waits: nebula-ctl why {id}").format(id=job["id"]))
+
+
+def _workdir(given: str | None) -> str:
+    """Absolute. As the shell shows it (PWD): behind an automounter the real path need not exist on the node."""
+    try:
+        real = Path.cwd()
+        shown = Path(os.environ.get("PWD", ""))
+        here = shown if shown.is_absolute() and shown.is_dir() and shown.samefile(real) else real
+    except OSError as error:
+        if given is not None and Path(given).is_absolute():
+            return given
+        raise usage_fault(_("The current folder is gone; name one with --workdir DIR.")) from error
+    return os.path.normpath(here / given) if given else str(here)
+
+
+def _env(pairs: list[str]) -> dict[str, str]:
+    chosen = {}
+    for pair in pairs:
+        key, border, value = pair.partition("=")
+        if not _NAME.match(key):
+            raise usage_fault(_("--env {pair!r}: write NAME=VALUE, the name of letters, digits and _.").format(pair=pair))
+        if not border:
+            copied = os.environ.get(key)
+            if copied is None:
+                raise usage_fault(_("--env {name}: there is no such variable here to copy; write {name}=VALUE.").format(name=key))
+            value = copied
+        chosen[key] = value
+    return chosen

@@ -1,0 +1,174 @@
+"""nebula-ctl: the command line. Exit codes and every command: docs/cli.md.
+
+Start-up is part of the product: only the module of the named command is imported, and of it only that command is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from client.errors import ExitCode, NebulaError, exit_code_for
+from client.i18n import _
+
+if TYPE_CHECKING:
+    import typer
+
+#: (word, or group and word) -> (module of client.commands, function, help)
+COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
+    ("login",): ("account", "login", _("Sign in and keep the token in the profile.")),
+    ("logout",): ("account", "logout", _("Remove the profile.")),
+    ("whoami",): ("account", "whoami", _("Who you are here, and your quota.")),
+    ("status",): ("pool", "status", _("The pool at a glance.")),
+    ("submit",): ("submit", "submit", _("Submit a job: nebula-ctl submit [OPTIONS] -- PROGRAM [ARG]…")),
+    ("list",): ("jobs", "job_list", _("Your jobs, newest first.")),
+    ("show",): ("jobs", "job_show", _("All about one job.")),
+    ("logs",): ("watch", "logs", _("A job's output.")),
+    ("cancel",): ("jobs", "job_cancel", _("Stop jobs, or take them out of the queue.")),
+    ("hold",): ("jobs", "job_hold", _("Keep waiting jobs from starting.")),
+    ("release",): ("jobs", "job_release", _("Let held jobs start.")),
+    ("why",): ("jobs", "job_why", _("Why a job waits, or how it ended.")),
+    ("wait",): ("watch", "wait", _("Wait for a job's end; exit 0 only if it succeeds.")),
+    ("events",): ("jobs", "job_events", _("What happened to a job, in order.")),
+    ("artifacts", "list"): ("jobs", "artifact_list", _("The files that a job left.")),
+    ("artifacts", "get"): ("jobs", "artifact_get", _("Fetch one of them.")),
+    ("node", "list"): ("pool", "node_list", _("The machines.")),
+    ("node", "show"): ("pool", "node_show", _("All about one machine.")),
+    ("node", "add"): ("pool", "node_add", _("Make a token with which a machine may join (staff).")),
+    ("node", "drain"): ("pool", "node_drain", _("Give a machine no new jobs (staff).")),
+    ("node", "resume"): ("pool", "node_resume", _("Give a machine jobs again (staff).")),
+    ("gpu", "list"): ("pool", "gpu_list", _("The cards.")),
+}
+GROUPS = {"artifacts": _("Files that jobs left."), "node": _("The machines of the pool."), "gpu": _("The cards of the pool.")}
+
+
+def build(only: str | None = None) -> typer.Typer:
+    """The command tree; ``only`` = the first word, the rest is left out (it would cost start-up time)."""
+    import typer
+
+    from client.commands.root import root
+
+    app = typer.Typer(
+        name="nebula-ctl",
+        help=_("Run jobs on the lab's GPUs."),
+        no_args_is_help=True,
+        add_completion=only is None,
+        pretty_exceptions_enable=False,
+    )
+
+    app.callback(invoke_without_command=True)(root)
+    groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in GROUPS.items() if only in {None, name}}
+    for name, group in groups.items():
+        app.add_typer(group, name=name)
+    for words, (module_name, function, text) in COMMANDS.items():
+        if only is not None and words[0] != only:
+            continue
+        module = import_module(f"client.commands.{module_name}")
+        settings: dict[str, Any] = {"help": text}
+        if words == ("submit",):
+            settings |= {"cls": module.SubmitCommand, "options_metavar": "[OPTIONS] -- PROGRAM [ARG]..."}
+        parent = app if len(words) == 1 else groups[words[0]]
+        parent.command(words[-1], **settings)(getattr(module, function))
+    return app
+
+
+def _first_word(argv: Sequence[str]) -> str | None:
+    """The command's first word when the line is plain enough to build only that one."""
+    first = argv[0] if argv else ""
+    return first if any(words[0] == first for words in COMMANDS) else None
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carry out one command line; answers with the exit code. Never raises for what a user, a network or a file did."""
+    ours = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
+    is_json = "--json" in ours
+    try:
+        if ours == ["--version"]:
+            from client import __version__
+
+            sys.stdout.write(f"nebula-ctl {__version__}\n")
+            sys.stdout.flush()
+            return ExitCode.OK
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader (head, less) has enough. What is still buffered has nowhere to go; without this Python complains at exit.
+        _silence(sys.stdout)
+        return ExitCode.PIPE_CLOSED
+    except KeyboardInterrupt:
+        _complain("interrupted", _("Interrupted."), is_json=is_json)
+        return ExitCode.INTERRUPTED
+    except NebulaError as error:
+        _complain(error.code, error.message, fields=error.fields, is_json=is_json)
+        return exit_code_for(error)
+    except Exception as error:
+        if os.environ.get("NEBULA_DEBUG"):
+            raise
+        message = _("nebula-ctl itself failed ({kind}: {why}); set NEBULA_DEBUG=1 for the details, and please report them.")
+        _complain("internal_error", message.format(kind=type(error).__name__, why=error), is_json=is_json)
+        return ExitCode.FAILED
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    from typer import Abort, TyperException
+
+    from client.commands import common
+
+    common.defaults = common.Defaults()
+    try:
+        answer = build(_first_word(argv))(args=list(argv), prog_name="nebula-ctl", standalone_mode=False)
+    except Abort:
+        raise KeyboardInterrupt from None
+    except TyperException as error:
+        # No arguments at all: Typer's way of showing the help.
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(error.format_message() + "\n")
+            return ExitCode.USAGE
+        context = getattr(error, "ctx", None)
+        place = context.command_path if context is not None else "nebula-ctl"
+        message = " ".join(error.format_message().split()).rstrip(".")
+        raise common.usage_fault(_("{what}; see {command} --help.").format(what=message, command=place)) from error
+    return answer if isinstance(answer, int) else ExitCode.OK
+
+
+def _complain(code: str, message: str, *, fields: dict[str, Any] | None = None, is_json: bool) -> None:
+    """One sentence, or the API's error shape, on standard error."""
+    from client.output import safe
+
+    try:
+        sys.stdout.flush()
+        if is_json:
+            sys.stderr.write(json.dumps({"code": code, "message": message, "fields": fields or {}}, ensure_ascii=False) + "\n")
+        else:
+            sys.stderr.write(_("Error: {message}").format(message=safe(message)) + "\n")
+            for name, value in (fields or {}).items():
+                if isinstance(value, list | str) and name not in message:
+                    words = "; ".join(str(v) for v in value) if isinstance(value, list) else value
+                    sys.stderr.write(f"  {safe(name)}: {safe(words)}\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)
+
+
+def _silence(stream: Any) -> None:
+    """Point a stream that nobody reads at /dev/null."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):
+        return
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a sign gets \u…; a job's name must not end the command.
+        getattr(stream, "reconfigure", lambda **_k: None)(errors="backslashreplace")
+    sys.exit(int(run(sys.argv[1:])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What the control plane answers, as typed dictionaries: exactly the API's JSON, so that ``--json`` and the SDK agree.
+
+Memory in MiB, durations in seconds, times as ISO 8601 in UTC. None = not known or not supported, never 0. A newer
+control plane may add keys; none changes its meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+State = Literal["WAITING", "STARTING", "RUNNING", "STOPPING", "SUCCEEDED", "FAILED", "CANCELLED"]
+FINAL: frozenset[str] = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+
+
+class Token(TypedDict):
+    token: str
+    prefix: str
+    expires_at: str | None
+
+
+class QuotaUse(TypedDict):
+    gpu_hours: float | None
+    used_gpu_hours: float
+    resets_at: str | None
+    max_active_jobs: int | None
+    active_jobs: int
+    max_cards: int | None
+    held_cards: int
+
+
+class Me(TypedDict):
+    id: int
+    email: str
+    is_staff: bool
+    language: str
+    zone: str
+    projects: list[Any]
+    quota: QuotaUse
+
+
+class Wait(TypedDict):
+    code: str
+    params: dict[str, Any]
+    text: str
+    position: int | None
+    checked_at: str | None
+
+
+class End(TypedDict):
+    reason: str
+    params: dict[str, Any]
+    text: str
+    exit_code: int | None
+
+
+class RankGpu(TypedDict):
+    uuid: str
+    short: str
+    index: int
+    model: str
+    mib: int
+    exclusive: bool
+    simulated: bool
+
+
+class Rank(TypedDict):
+    index: int
+    node: str
+    desired: str
+    observed: str
+    exit_code: int | None
+    exit_signal: int | None
+    log_bytes: int | None
+    gpus: list[RankGpu]
+
+
+class Attempt(TypedDict):
+    epoch: int
+    started_at: str | None
+    ended_at: str | None
+    ranks: NotRequired[list[Rank]]
+
+
+class Job(TypedDict):
+    id: int
+    name: str
+    state: State
+    owner: str
+    project: str
+    argv: list[str]
+    workdir: str
+    env: dict[str, str]
+    gpu_count: int
+    gpu_mem_mib: int | None
+    nodes: int
+    constraints: dict[str, str]
+    time_limit_s: int | None
+    grace_s: int | None
+    priority: int
+    requeue: bool
+    requeues: int
+    on_node_loss: str
+    checkpoint: str
+    held: bool
+    held_why: str
+    want_cancel: bool
+    kind: str
+    wait: Wait | None
+    end: End | None
+    attempt: Attempt | None
+    submitted_at: str
+    queued_at: str
+    started_at: str | None
+    ended_at: str | None
+
+
+class LogChunk(TypedDict):
+    """``offset`` and ``next_offset`` count bytes of the log; ``text`` is its UTF-8 reading between them."""
+
+    job: int
+    attempt: int | None
+    rank: int
+    offset: int
+    next_offset: int
+    length: int
+    is_complete: bool
+    text: str
+
+
+class Event(TypedDict):
+    id: int
+    at: str
+    code: str
+    params: dict[str, Any]
+    text: str
+    from_state: str
+    to_state: str
+    epoch: int
+    by: str | None
+
+
+class Why(TypedDict):
+    state: State
+    code: str
+    params: dict[str, Any]
+    text: str
+    position: int | None
+    checked_at: str | None
+    ahead: int | None
+
+
+class Artifact(TypedDict):
+    rank: int
+    name: str
+    size: int
+    sha256: NotRequired[str]
+    created_at: NotRequired[str]
+
+
+class Gpu(TypedDict):
+    uuid: str
+    short: str
+    node: str
+    index: int
+    model: str
+    vendor: str
+    state: str
+    state_reason: str
+    total_mib: int | None
+    nominal_mib: int | None
+    held_mib: int
+    free_mib: int | None
+    live_slices: int
+    exclusive: bool
+    simulated: bool
+    compute_capability: str
+    pci_bus_id: str
+    used_mib: int | None
+    util_pct: int | None
+    mem_util_pct: int | None
+    temp_c: int | None
+    power_w: float | None
+    foreign_mib: int | None
+    sampled_at: str | None
+    stale: bool
+    is_idle: bool
+
+
+class Node(TypedDict):
+    name: str
+    state: str
+    cordoned: bool
+    cordon_reason: str
+    simulated: bool
+    hostname: str
+    address: str
+    os: str
+    agent_version: str
+    driver_version: str
+    cuda_version: str
+    cpu_cores: int | None
+    memory_mib: int | None
+    last_seen_at: str | None
+    advice: list[dict[str, Any]]
+    load_pct: float | None
+    gpus: list[Gpu]
+
+
+class EnrollToken(TypedDict):
+    token: str
+    expires_at: str
+    name: str
+
+
+class Usage(TypedDict):
+    """``gpus``: idle + busy + maintenance = total."""
+
+    nodes: dict[str, int]
+    gpus: dict[str, int]
+    vram: dict[str, int | None]
+    jobs: dict[str, int]
+    mine: dict[str, Any]
+    simulated: bool
+    notices: list[Any]
+
+
+class Page(TypedDict):
+    count: int
+    next: str | None
+    previous: str | None
+    results: list[Any]
