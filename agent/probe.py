@@ -36,7 +36,7 @@ REOPEN_S = 30.0
 class Sample:
     """One reading. ``processes`` None = not asked for or not told; ``processes_read`` tells which."""
 
-    at: float  # monotonic
+    at: float  # monotonic, when the reading was asked for: what happened before is in it
     cards: Cards = field(default_factory=Cards)
     status: tuple[GpuStatus, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
@@ -137,7 +137,8 @@ class ChildProbe:
         self._deadline_s, self._kill_after_s = deadline_s, kill_after_s
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = b""
-        self._asked_at: float | None = None
+        self._asked_at: float | None = None  # since when nothing was answered
+        self._sent_at = 0.0  # when the outstanding request was written
         self._want_processes = False
         self._killed = False
         self._restart_at, self._backoff_s = 0.0, RESTART_S[0]
@@ -184,8 +185,8 @@ class ChildProbe:
         self._want_processes |= processes
         now = time.monotonic()
         if self._asked_at is not None:
-            if self._child is not None and now - self._asked_at >= self._kill_after_s and not self._killed:
-                log.warning("The hardware probe has not answered for %d s; ending it.", now - self._asked_at)
+            if self._child is not None and now - self._sent_at >= self._kill_after_s and not self._killed:
+                log.warning("The hardware probe has not answered for %d s; ending it.", now - self._sent_at)
                 self._killed = True
                 self._child.kill()
             if self._child is not None and self._child.poll() is None:
@@ -198,8 +199,9 @@ class ChildProbe:
             return
         if self._child is None or self._child.stdin is None:
             return
+        self._sent_at, wanted, self._want_processes = now, self._want_processes, False
         try:
-            os.write(self._child.stdin.fileno(), json.dumps({"processes": self._want_processes}).encode() + b"\n")
+            os.write(self._child.stdin.fileno(), json.dumps({"processes": wanted}).encode() + b"\n")
         except OSError:
             self._gone()
         self._asked_at = self._asked_at if self._asked_at is not None else now
@@ -229,11 +231,11 @@ class ChildProbe:
                 if "event" in message:
                     events.append(HardwareEvent(**message["event"]))
                 else:
-                    samples.append(_sample_from(message["sample"]))
+                    samples.append(_sample_from(message["sample"], at=self._sent_at))
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("The hardware probe said something that is not its protocol: %s.", error)
         if samples:
-            self._asked_at, self._want_processes, self._backoff_s = None, False, RESTART_S[0]
+            self._asked_at, self._backoff_s = None, RESTART_S[0]
         return samples, events
 
     def placed(self, ranks: Sequence[Placed]) -> None:
@@ -263,9 +265,9 @@ def _sample_to(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _sample_from(found: dict[str, Any]) -> Sample:
+def _sample_from(found: dict[str, Any], *, at: float) -> Sample:
     return Sample(
-        at=time.monotonic(),
+        at=at,
         cards=Cards(
             gpus=tuple(from_json(GpuInfo, g) for g in found["gpus"]),
             links=tuple(from_json(LinkInfo, link) for link in found["links"]),

@@ -44,7 +44,8 @@ class Recoverable:
 
 
 class Processes(Protocol):
-    """Every call is quick and none waits for a program; what happens later arrives through `fileno` and `poll`."""
+    """Every call is quick and none waits for a program; what happens later arrives through `fileno` and `poll`, which
+    the loop calls at least once a second while a rank lives."""
 
     def fileno(self) -> int:
         """A descriptor that turns readable when `poll` has something to say."""
@@ -71,10 +72,19 @@ class Processes(Protocol):
         """True when no process of the rank is left."""
 
     def forget(self, rank: RankId) -> None:
-        """Remove what the processes' side keeps of a final rank, its directory included."""
+        """Remove what the processes' side keeps of a final rank, its directory included. Harmless when repeated."""
 
     def rank_dir(self, rank: RankId) -> Path:
-        """The rank's directory: `output` in it is the combined output file, `artifacts/` is $NEBULA_ARTIFACTS."""
+        """The rank's directory: `output.log` in it is the combined output, `artifacts/` is $NEBULA_ARTIFACTS."""
+
+    def lease_set(self, rank: RankId, lease_s: int | None) -> None:
+        """Change a rank's lease; the shim counts it, so it holds while no agent runs."""
+
+    def lease_renew(self, sent_at: float) -> None:
+        """A sync sent at this CLOCK_BOOTTIME was answered."""
+
+    def strangers(self) -> list[RankId]:
+        """Ranks that live here under our name and that `recover` was not told of."""
 
     def close(self) -> None:
         """Let go of descriptors; the programs go on under their shims."""

@@ -1,0 +1,159 @@
+"""The agent's configuration: one TOML file, each key also as NEBULA_AGENT_<KEY> (keys: docs/agent.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agent.http import Endpoint, EndpointError, endpoint_parse
+
+DEFAULT_PATH = Path("/etc/nebulagrid/agent.toml")
+DEFAULT_DATA = Path("/var/lib/nebulagrid/agent")
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "backend": ("auto", "nvml", "simulated", "none"),
+    "cuda_visible": ("index", "uuid"),
+    "identity": ("same", "mapped"),
+}
+_KEYS = (
+    "endpoint",
+    "node_id",
+    "name",
+    "credential_file",
+    "data_dir",
+    "backend",
+    "scenario",
+    "cuda_visible",
+    "identity",
+    "ca_file",
+    "pin_sha256",
+    "agent_id",
+    "address",
+)
+#: Key → environment variable where it is not NEBULA_AGENT_ + KEY.
+_ENV = {"data_dir": "NEBULA_AGENT_DATA"}
+
+
+class ConfigError(ValueError):
+    """The agent's configuration cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    path: Path
+    endpoint: Endpoint
+    node_id: int
+    name: str
+    credential_file: Path
+    data_dir: Path
+    agent_id: str  # names the agent's cgroups; two agents on one machine need two
+    backend: Literal["auto", "nvml", "simulated", "none"] = "auto"
+    scenario: Path | None = None
+    cuda_visible: Literal["index", "uuid"] = "index"
+    identity: Literal["same", "mapped"] = "same"
+    ca_file: Path | None = None
+    pin_sha256: str | None = None
+    address: str | None = None  # the address that other nodes reach this one at; None = found by itself
+
+
+def config_path(option: str | None, env: Mapping[str, str] = os.environ) -> Path:
+    """--config, else NEBULA_AGENT_CONFIG, else /etc/nebulagrid/agent.toml."""
+    return Path(option or env.get("NEBULA_AGENT_CONFIG") or DEFAULT_PATH)
+
+
+def values_read(path: Path, env: Mapping[str, str] = os.environ, *, must_exist: bool = True) -> dict[str, Any]:
+    """The keys of the file with the environment's values over them, unchecked. Raises ConfigError."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        values = {}
+        if must_exist and "NEBULA_AGENT_NODE_ID" not in env:
+            text = f"There is no configuration at {path}: run `nebula-agent enroll` first, or name another file with --config."
+            raise ConfigError(text) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"The configuration {path} cannot be read: {error}.") from error
+    unknown = sorted(set(values) - set(_KEYS))
+    if unknown:
+        raise ConfigError(f"The configuration {path} has the unknown key {unknown[0]!r}; known are {', '.join(_KEYS)}.")
+    for key in _KEYS:
+        found = env.get(_ENV.get(key, f"NEBULA_AGENT_{key.upper()}"))
+        if found:
+            values[key] = found
+    return values
+
+
+def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
+    """Read and check everything. Raises ConfigError with one sentence."""
+    values = values_read(path, env)
+    for key, value in values.items():
+        if key != "node_id" and not isinstance(value, str):
+            raise ConfigError(f"{key} in {path} must be a string, got {value!r}.")
+    for key in ("endpoint", "node_id"):
+        if not values.get(key):
+            raise ConfigError(f"{key} is missing in {path}: run `nebula-agent enroll`.")
+    for key, choices in _CHOICES.items():
+        if key in values and values[key] not in choices:
+            raise ConfigError(f"{key} is {values[key]!r}; it must be one of {', '.join(choices)}.")
+    try:
+        node_id = int(values["node_id"])
+        if node_id < 1 or isinstance(values["node_id"], bool):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise ConfigError(f"node_id is {values['node_id']!r}; it must be a whole number above 0.") from None
+    try:
+        endpoint = endpoint_parse(values["endpoint"])
+    except EndpointError as error:
+        raise ConfigError(str(error)) from error
+    pin = str(values.get("pin_sha256", "")).lower().replace(":", "")
+    if pin and (len(pin) != 64 or not set(pin) <= set("0123456789abcdef")):
+        raise ConfigError("pin_sha256 must be 64 hexadecimal digits: the SHA-256 of the server's certificate in DER form.")
+    agent_id = values.get("agent_id") or f"node{node_id}"
+    if len(agent_id) > 60 or agent_id.startswith((".", "-")) or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in agent_id):
+        raise ConfigError(f"agent_id is {agent_id[:70]!r}; it may hold at most 60 letters, digits, '-', '_' and '.'.")
+    base = path.parent
+    return Config(
+        path=path,
+        endpoint=endpoint,
+        node_id=node_id,
+        name=values.get("name") or socket.gethostname(),
+        credential_file=_path(values.get("credential_file"), base) or base / "agent.credential",
+        data_dir=_path(values.get("data_dir"), base) or DEFAULT_DATA,
+        agent_id=agent_id,
+        backend=values.get("backend", "auto"),
+        scenario=_path(values.get("scenario"), base),
+        cuda_visible=values.get("cuda_visible", "index"),
+        identity=values.get("identity", "same"),
+        ca_file=_path(values.get("ca_file"), base),
+        pin_sha256=pin or None,
+        address=values.get("address") or None,
+    )
+
+
+def _path(value: str | None, base: Path) -> Path | None:
+    """A path as written; a relative one counts from the configuration file's folder."""
+    return (base / Path(value).expanduser()).absolute() if value else None
+
+
+def config_text(values: Mapping[str, str | int]) -> str:
+    """TOML of plain strings and whole numbers, in the order of the documentation."""
+    # A JSON string is a TOML basic string as long as nothing beyond ASCII is escaped, hence ensure_ascii=False.
+    return "".join(f"{key} = {json.dumps(values[key], ensure_ascii=False)}\n" for key in _KEYS if key in values)
+
+
+def file_write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
+    """Replace a file in one step, with this mode from its first byte on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        os.write(fd, text.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)

@@ -1,0 +1,78 @@
+"""The environment that a rank starts with: a few basics of the node, the job's own, then what D12 fixes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+
+from agent.backends.base import bus_key
+from agent.protocol import GpuInfo, RankId, RankSpec
+
+#: What a job inherits from the agent. A list of what may pass, not of what may not: secrets have many names.
+INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LD_LIBRARY_PATH")
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class SpecError(ValueError):
+    """The rank cannot be started as asked. ``kind`` is a protocol.LaunchError."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def cuda_indexes(gpus: Sequence[GpuInfo]) -> dict[str, int] | None:
+    """uuid → the index that CUDA_DEVICE_ORDER=PCI_BUS_ID gives each NVIDIA card; None when a bus id is not known.
+
+    nvidia-smi's or NVML's index would be wrong on mixed cards: CUDA counts in the order of the bus.
+    """
+    nvidia = [g for g in gpus if g.vendor == "nvidia"]
+    try:
+        ordered = sorted(nvidia, key=lambda g: bus_key(g.pci_bus_id or ""))
+    except ValueError:
+        return None
+    return {g.uuid: i for i, g in enumerate(ordered)}
+
+
+def environment(
+    *, rank: RankId, spec: RankSpec, gpus: Sequence[GpuInfo], cuda_visible: str, artifacts: str, agent_env: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The rank's complete environment; ``gpus`` are the cards that answer now. Raises SpecError."""
+    for name, value in spec.env.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise SpecError(f"The variable {name[:60]!r} cannot be given to a program: its name or value holds '=' or NUL.", "spec")
+    if any("\0" in word for word in spec.argv) or not spec.argv:
+        raise SpecError("The command is empty or holds a NUL character.", "spec")
+
+    env = {name: agent_env[name] for name in INHERITED if agent_env.get(name)}
+    env.setdefault("PATH", PATH)
+    env.setdefault("LANG", "C.UTF-8")
+    if spec.unix_user is not None:
+        env.pop("TMPDIR", None)
+        try:
+            account = pwd.getpwnam(spec.unix_user)
+        except KeyError:
+            raise SpecError(f"There is no Unix user {spec.unix_user!r} on this node.", "user") from None
+        env.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name, SHELL=account.pw_shell or "/bin/sh")
+    env.update(spec.env)
+
+    cards = list(dict.fromkeys(g.uuid for g in spec.gpus))  # each once, in placement order
+    seen = {g.uuid for g in gpus}
+    missing = [uuid for uuid in cards if uuid not in seen]
+    if missing:
+        raise SpecError(f"Card {missing[0]} is not seen on this node now ({len(seen)} cards are).", "gpu")
+    env["NEBULA_GPU_LIST"] = ",".join(cards)
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(_cuda_names(cards, gpus, cuda_visible))
+    env["NEBULA_RANK"] = rank
+    env["NEBULA_ARTIFACTS"] = artifacts
+    return env
+
+
+def _cuda_names(cards: Sequence[str], gpus: Sequence[GpuInfo], cuda_visible: str) -> list[str]:
+    vendors = {g.uuid: g.vendor for g in gpus}
+    cuda = [uuid for uuid in cards if vendors[uuid] == "nvidia"]
+    indexes = cuda_indexes(gpus) if cuda_visible == "index" else None
+    # Without every bus id an index is a guess, and a guess may point at a neighbour's card; a UUID never does.
+    return cuda if indexes is None else [str(indexes[uuid]) for uuid in cuda]

@@ -1,0 +1,408 @@
+"""`nebula-agent run | status | enroll`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.config import Config, ConfigError, config_load, config_path, config_text, file_write_private, values_read
+from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authorization, credential_read, endpoint_parse
+
+if TYPE_CHECKING:
+    from agent.probe import Probe
+    from agent.ws import Listener
+
+log = logging.getLogger("nebula-agent")
+
+EXIT_CONFIG = 2
+
+
+class Quit(Exception):
+    """Ends the command with one sentence on stderr."""
+
+    def __init__(self, text: str, code: int = EXIT_CONFIG) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def say(text: str) -> None:
+    print(text)  # noqa: T201 - this is the command's output
+
+
+def agent_version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("nebulagrid-agent")
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
+# --- run ------------------------------------------------------------------------------------------------------
+
+
+def command_run(args: argparse.Namespace) -> int:
+    """Run the agent in the foreground. Ranks outlive it."""
+    config = _config(args)
+    _logging(args.verbose)
+    credential = _credential(config)
+    _data_dir(config)
+    lock = _lock(config)
+    try:
+        from agent.procs import boot_id
+        from agent.ranks import RankProcesses
+
+        # The zygote is started in here, before threads, the store and the hardware layer.
+        try:
+            processes = RankProcesses(config.data_dir, config.agent_id)
+        except (OSError, ValueError) as error:
+            raise Quit(f"Ranks cannot be kept in {config.data_dir}: {error}.") from error
+        try:
+            return _run(config, credential, processes, boot_id())
+        finally:
+            processes.close()
+    finally:
+        os.close(lock)
+
+
+def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
+    from agent.runner import Runner
+    from agent.store import Store, StoreError
+
+    probe, backend = _probe(config)
+    config = replace(config, backend=backend)  # type: ignore[arg-type]
+    try:
+        store = Store(config.data_dir / "agent.db")
+    except StoreError as error:
+        raise Quit(str(error), 1) from error
+    if os.geteuid() == 0 and config.identity == "same":
+        log.warning('The agent runs as root with identity = "same": every job runs as root on this machine.')
+    log.info("Node %d (%s), %s, %s backend.", config.node_id, config.name, config.endpoint.url, backend)
+    if backend == "none":
+        log.info('No GPU is used on this node: it takes CPU jobs. For two simulated cards set backend = "simulated".')
+    runner = Runner(
+        config=config,
+        version=agent_version(),
+        boot_id=boot_id,
+        store=store,
+        processes=processes,
+        probe=probe,
+        connect=lambda: _client(config, authorization(config.node_id, credential)),
+        listener=_listener(config, credential),
+        has_cgroups=processes.layout.kind != "none",
+    )
+    try:
+        return runner.run()
+    finally:
+        store.close()
+
+
+def _probe(config: Config) -> tuple[Probe, str]:
+    """The probe and the name of the backend that it reads."""
+    from agent.backends.base import BackendError, NoBackend
+    from agent.backends.nvml import nvml_present
+    from agent.probe import ChildProbe, InlineProbe
+
+    backend = config.backend
+    if backend == "auto":
+        backend = "nvml" if nvml_present() else "none"
+    if backend == "nvml":
+        return ChildProbe(), backend
+    if backend == "none":
+        return InlineProbe(NoBackend()), backend
+    from agent.backends.simulated import SimulatedBackend
+
+    simulated = SimulatedBackend(config.scenario, salt=f"{config.endpoint.url}/{config.node_id}")
+    try:
+        simulated.initialize()
+    except BackendError as error:
+        raise Quit(str(error)) from error
+    return InlineProbe(simulated), backend
+
+
+def _client(config: Config, auth: str | None) -> HttpClient:
+    return HttpClient(
+        config.endpoint,
+        authorization=auth,
+        ca_file=str(config.ca_file) if config.ca_file else None,
+        pin_sha256=config.pin_sha256,
+    )
+
+
+def _listener(config: Config, credential: str) -> Callable[[Callable[[], None]], Listener]:
+    def make(wake: Callable[[], None]) -> Listener:
+        from agent.ws import Listener
+
+        return Listener(
+            config.endpoint,
+            authorization=authorization(config.node_id, credential),
+            wake=wake,
+            ca_file=str(config.ca_file) if config.ca_file else None,
+            pin_sha256=config.pin_sha256,
+        )
+
+    return make
+
+
+def _config(args: argparse.Namespace) -> Config:
+    try:
+        return config_load(config_path(args.config))
+    except ConfigError as error:
+        raise Quit(str(error)) from error
+
+
+def _credential(config: Config) -> str:
+    try:
+        return credential_read(str(config.credential_file))
+    except EndpointError as error:
+        raise Quit(str(error)) from error
+
+
+def _data_dir(config: Config) -> None:
+    try:
+        config.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(config.data_dir, os.W_OK | os.X_OK):
+            raise PermissionError(13, "it is not writable for this user")
+    except OSError as error:
+        raise Quit(f"The data directory {config.data_dir} cannot be used: {error.strerror}. Set data_dir or NEBULA_AGENT_DATA.") from error
+
+
+def _lock(config: Config) -> int:
+    """Hold the data directory. The descriptor is not inherited, so the lock ends with this process, whatever lives on."""
+    import fcntl
+
+    path = config.data_dir / "agent.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise Quit(f"Another agent (process {other or 'unknown'}) runs on {config.data_dir}; two would start jobs twice.", 1) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _logging(verbose: bool) -> None:
+    # Under systemd the journal adds the time by itself.
+    stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format=f"{stamp}%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("websocket").setLevel(logging.CRITICAL)
+
+
+# --- enroll ---------------------------------------------------------------------------------------------------
+
+
+def command_enroll(args: argparse.Namespace) -> int:
+    """Trade a one-use token for this node's credential, and write the configuration."""
+    from agent.protocol import EnrolAnswer, EnrolRequest, ProtocolError
+
+    token = _token(args)
+    path = config_path(args.config)
+    try:
+        endpoint = endpoint_parse(args.endpoint)
+        values = values_read(path, {}, must_exist=False)
+        client = HttpClient(endpoint, ca_file=args.ca_file, pin_sha256=args.pin_sha256)
+    except (EndpointError, ConfigError) as error:
+        raise Quit(str(error)) from error
+    import socket
+
+    request = EnrolRequest(token=token, hostname=socket.gethostname(), name=args.name, agent_version=agent_version())
+    _writable(path)  # a token has one use: find out before it is spent
+    try:
+        answer = client.request_json("POST", "/api/agent/v1/enroll", request.to_json())
+    except Unreachable as error:
+        raise Quit(f"{error}.", 1) from error
+    finally:
+        client.close()
+    if answer.status not in (200, 201):
+        hint = " Tokens have one use and live for at most an hour; ask for a new one." if answer.status in (400, 401, 403, 404, 410) else ""
+        raise Quit(f"The control plane did not enrol this node ({answer.status}): {answer.error_text()}{hint}", 1)
+    try:
+        node = EnrolAnswer.from_json(answer.json())
+    except (ValueError, ProtocolError) as error:
+        raise Quit(f"{endpoint.url} answered something that is no enrolment: {error}.", 1) from error
+    _enrolled(args, path, endpoint, values, node.node_id, node.name, node.credential)
+    say(f"This node is {node.name} (id {node.node_id}). Start it with: nebula-agent run --config {path}")
+    return 0
+
+
+def _enrolled(
+    args: argparse.Namespace, path: Path, endpoint: Endpoint, values: dict[str, Any], node_id: int, name: str, credential: str
+) -> None:
+    credential_file = path.parent / "agent.credential"
+    for key, value in (("ca_file", args.ca_file), ("data_dir", args.data_dir), ("scenario", args.scenario)):
+        if value is not None:
+            values[key] = str(Path(value).absolute())
+    for key in ("pin_sha256", "backend"):
+        if getattr(args, key) is not None:
+            values[key] = getattr(args, key)
+    values.update(endpoint=endpoint.url, node_id=node_id, name=name, credential_file=str(credential_file.absolute()))
+    file_write_private(credential_file, credential + "\n")
+    file_write_private(path, config_text(values))
+
+
+def _writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(13, "it is not writable for this user")
+    except OSError as error:
+        raise Quit(f"The configuration cannot be written to {path.parent}: {error.strerror}. Name another file with --config.") from error
+
+
+def _token(args: argparse.Namespace) -> str:
+    if args.token is not None:
+        print("Warning: a token on the command line is seen by every user of this machine; use --token-file.", file=sys.stderr)  # noqa: T201
+        text = str(args.token)
+    elif args.token_file == "-":  # noqa: S105 - a file name
+        text = sys.stdin.readline()
+    elif args.token_file is not None:
+        try:
+            text = Path(args.token_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise Quit(f"The token file {args.token_file} cannot be read: {error}.") from error
+    else:
+        raise Quit("Give the token with --token-file FILE, or --token-file - to read it from standard input.")
+    text = text.strip()
+    if not text:
+        raise Quit("The token is empty.")
+    return text
+
+
+# --- status ---------------------------------------------------------------------------------------------------
+
+
+def status_collect(config: Config) -> dict[str, Any]:
+    """What this node knows of itself, from the agent's files; works while the agent runs and while it doesn't."""
+    import fcntl
+    import sqlite3
+
+    found: dict[str, Any] = {"node": config.name, "node_id": config.node_id, "endpoint": config.endpoint.url, "running": False}
+    with contextlib.suppress(OSError, ValueError):
+        found.update(json.loads((config.data_dir / "status.json").read_text(encoding="utf-8")))
+    with contextlib.suppress(OSError), open(config.data_dir / "agent.lock", "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found["running"] = True
+    ranks: list[dict[str, Any]] = []
+    with contextlib.suppress(sqlite3.Error):
+        # Read-only, and never in the agent's way.
+        with contextlib.closing(sqlite3.connect(f"file:{config.data_dir / 'agent.db'}?mode=ro", uri=True, timeout=1)) as db:
+            rows = db.execute("SELECT rank, state, spec, released FROM ranks WHERE NOT forgotten ORDER BY job, rank").fetchall()
+        for rank, state, spec, released in rows:
+            asked = json.loads(spec) if spec else {}
+            started = state != "PREPARING" or (config.data_dir / "ranks" / rank / "started.json").exists()
+            ranks.append(
+                {
+                    "rank": rank,
+                    "state": "RUNNING" if state == "PREPARING" and started else state,
+                    "name": asked.get("name", ""),
+                    "gpus": [g["uuid"] for g in asked.get("gpus", [])],
+                    "released": None if released is None else bool(released),
+                }
+            )
+    found["ranks"] = ranks
+    return found
+
+
+def command_status(args: argparse.Namespace) -> int:
+    """Show node, control plane, cards and ranks. Exit status 1 when no agent runs."""
+    found = status_collect(_config(args))
+    if args.json:
+        say(json.dumps(found, indent=2))
+    else:
+        for line in status_lines(found, now=time.time()):
+            say(line)
+    return 0 if found["running"] else 1
+
+
+def _plain(text: object) -> str:
+    """Names come from users and hardware: nothing of them may steer the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def status_lines(found: dict[str, Any], *, now: float) -> list[str]:
+    lines = [f"Node      {_plain(found['node'])} (id {found['node_id']})"]
+    lines.append(f"Agent     {'process ' + str(found.get('pid')) if found['running'] else 'not running'}")
+    answered = found.get("answered_at")
+    touch = "never answered" if answered is None else f"last answer {max(0, now - answered):.0f} s ago"
+    lines.append(f"Control   {found['endpoint']}, {touch}")
+    if found.get("trouble"):
+        lines.append(f"Trouble   {_plain(found['trouble'])}")
+    if found.get("hardware_error"):
+        lines.append(f"Hardware  {_plain(found['hardware_error'])}")
+    status = {s["uuid"]: s for s in found.get("status", [])}
+    lines.append(f"Cards     {len(found.get('gpus', []))}")
+    for gpu in found.get("gpus", []):
+        card = status.get(gpu["uuid"], {})
+        total = gpu.get("total_mib")
+        memory = f"{_number(card.get('used_mib'))} / {_number(total)} MiB"
+        text = card.get("error") or f"{memory}, {_number(card.get('util_pct'))} %, {_number(card.get('temp_c'))} °C"
+        mark = " (simulated)" if gpu.get("simulated") else ""
+        lines.append(f"  {gpu['index']}  {_plain(gpu['model'])}{mark}  {text}")
+    lines.append(f"Ranks     {len(found['ranks'])}")
+    for rank in found["ranks"]:
+        lines.append(f"  {rank['rank']}  {rank['state']}  {_plain(rank['name'])}".rstrip())
+    return lines
+
+
+def _number(value: int | None) -> str:
+    return "n/a" if value is None else str(value)
+
+
+# --- the command line -----------------------------------------------------------------------------------------
+
+
+def parser_make() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nebula-agent", description="NebulaGrid's agent: runs this node's share of the jobs.")
+    parser.add_argument("--version", action="version", version=agent_version())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=(function.__doc__ or "").splitlines()[0], description=function.__doc__)
+        sub.add_argument("--config", metavar="FILE", help="configuration (NEBULA_AGENT_CONFIG, /etc/nebulagrid/agent.toml)")
+        sub.set_defaults(function=function)
+        return sub
+
+    run = add("run", command_run)
+    run.add_argument("-v", "--verbose", action="store_true", help="log debug messages too")
+    status = add("status", command_status)
+    status.add_argument("--json", action="store_true", help="for programs")
+    enroll = add("enroll", command_enroll)
+    enroll.add_argument("--endpoint", required=True, metavar="URL", help="the control plane, https://HOST[:PORT]")
+    enroll.add_argument("--token-file", metavar="FILE", help="file with the one-use token; - reads standard input")
+    enroll.add_argument("--token", help="the token itself (others can see it: prefer --token-file)")
+    enroll.add_argument("--name", help="name of this node (its host name)")
+    enroll.add_argument("--data-dir", metavar="DIR", help="where the agent keeps its store and its ranks")
+    enroll.add_argument("--backend", choices=("auto", "nvml", "simulated", "none"), help="kind of hardware (auto)")
+    enroll.add_argument("--scenario", metavar="FILE", help="scenario of the simulated backend")
+    enroll.add_argument("--ca-file", metavar="FILE", help="the control plane's own CA")
+    enroll.add_argument("--pin-sha256", metavar="HEX", help="SHA-256 of the control plane's certificate")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser_make().parse_args(argv)
+    try:
+        return int(args.function(args))
+    except Quit as quitting:
+        print(f"nebula-agent: {quitting}", file=sys.stderr)  # noqa: T201
+        return quitting.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
