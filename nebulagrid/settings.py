@@ -133,6 +133,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "nebulagrid.middleware.security_headers",
     "servestatic.middleware.ServeStaticMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
@@ -143,6 +144,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "nebulagrid.middleware.user_language",
 ]
 
 ROOT_URLCONF = "nebulagrid.urls"
@@ -274,6 +276,7 @@ ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = env("EMAIL_VERIFICATION", "none")
+ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
 LOGIN_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
 EMAIL_BACKEND = env("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend")
@@ -292,10 +295,12 @@ except (ZoneInfoNotFoundError, ValueError) as error:
     raise ImproperlyConfigured(f"NEBULA_ZONE is {INSTALLATION_ZONE!r}; expected a time zone such as Asia/Shanghai.") from error
 STATIC_URL = "static/"
 STATIC_ROOT = Path(env("STATIC_ROOT", str(DATA_DIR / "static")))
+SERVESTATIC_USE_FINDERS = True  # straight from the packages: no collectstatic, nothing to go stale
 STATICFILES_DIRS = [BASE_DIR / "static"]
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CONTENT_TYPE_NOSNIFF = True
+CSRF_FAILURE_VIEW = "nebulagrid.api.csrf_failure"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BASE_URL.startswith("https://")
@@ -305,7 +310,8 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["quotas.auth.TokenAuthentication", "quotas.auth.SessionAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["nebulagrid.wire.JSONParser"],
+    "DEFAULT_CONTENT_NEGOTIATION_CLASS": "nebulagrid.wire.AlwaysJSON",
     "DEFAULT_PAGINATION_CLASS": "nebulagrid.api.Pagination",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "nebulagrid.api.exception_handler",
@@ -321,6 +327,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "REDOC_DIST": "SIDECAR",
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "nebulagrid.schema.errors_everywhere"],
 }
 
 # --- NebulaGrid's own; docs/settings.md explains each -----------------------------------------------------------
@@ -349,4 +356,6 @@ LOGGING: dict[str, Any] = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": env("LOG_LEVEL", "INFO")},
+    # A stranger's 404s are not worth a line each; errors are.
+    "loggers": {"django.request": {"level": "ERROR"}, "httpx": {"level": "WARNING"}},
 }

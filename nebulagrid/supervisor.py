@@ -35,16 +35,21 @@ LOG_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
-    """``probe``: None, ``redis:PATH`` or ``http:HOST:PORT`` (GET /healthz). ``env`` is complete, not an addition.
-    ``until_s`` is how long a stop may take before SIGKILL."""
+    """``probe``: None, ``redis:PATH`` or ``http:HOST:PORT`` (GET /healthz). ``env`` is added to ours; with ``clean`` our own
+    NEBULA_* and DJANGO_* variables are left out. ``until_s`` is how long a stop may take before SIGKILL."""
 
     name: str
     argv: list[str]
-    env: dict[str, str]
     stage: int
+    env: dict[str, str] = field(default_factory=dict)
+    clean: bool = False
     probe: str | None = None
     stop_signal: int = signal.SIGTERM
     until_s: float = 4.0
+
+    def environ(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not (self.clean and name.startswith(("NEBULA_", "DJANGO_")))}
+        return {**kept, **self.env}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +115,7 @@ class Child:
         self.ended.clear()
         self.process = subprocess.Popen(
             self.spec.argv,
-            env=self.spec.env,
+            env=self.spec.environ(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

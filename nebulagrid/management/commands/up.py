@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -22,9 +23,10 @@ from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import DatabaseError, connections
 
+from agent.backends.nvml import nvml_present
 from agent.config import config_text, file_write_private
 from agent.protocol import EnrolRequest
 from client.errors import ProfileError
@@ -99,7 +101,7 @@ class Command(BaseCommand):
 
     def _data_folder(self) -> int:
         """The folder, mode 0700, and the lock that lets one control plane at a time use it."""
-        for folder in (settings.DATA_DIR, settings.RUN_DIR):
+        for folder in (settings.DATA_DIR, settings.RUN_DIR, settings.STATIC_ROOT):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if settings.DATA_DIR.stat().st_uid == os.getuid():
             settings.DATA_DIR.chmod(0o700)
@@ -136,7 +138,10 @@ class Command(BaseCommand):
             call_command("migrate", interactive=False, verbosity=0)
         except DatabaseError as error:
             raise CommandError(f"The database can't be used: {str(error).strip()}. Check NEBULA_DATABASE_URL.", returncode=2) from error
-        call_command("check", fail_level="ERROR", verbosity=0)
+        try:
+            call_command("check", fail_level="ERROR", stdout=io.StringIO(), stderr=self.stderr)
+        except SystemCheckError as error:
+            raise CommandError(str(error), returncode=2) from error
 
     def _admin(self) -> str:
         """An administrator if there is none. The password goes to the terminal and a file of mode 0600, nowhere else."""
@@ -171,7 +176,6 @@ class Command(BaseCommand):
 
     def _control_plane(self) -> list[ChildSpec]:
         env = {
-            **os.environ,
             "DJANGO_SETTINGS_MODULE": "nebulagrid.settings",
             "PYTHONUNBUFFERED": "1",
             "NEBULA_DATA": str(settings.DATA_DIR),
@@ -214,16 +218,18 @@ class Command(BaseCommand):
 
     def _agents(self, *, count: int, scenario: Path | None) -> list[ChildSpec]:
         """Enrol what is not enrolled yet; one agent is this machine's, several are simulated nodes on it."""
-        # No settings of the control plane: a job must not find its keys in the environment it came from.
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("NEBULA_", "DJANGO_"))}
-        env["PYTHONUNBUFFERED"] = "1"
+        simulated = count > 1 or scenario is not None
+        if count and not simulated and not nvml_present():
+            simulated = True
+            self.stdout.write("      no GPU driver found: this machine offers two simulated cards, marked so everywhere")
         children = []
         for number in range(1, count + 1):
             suffix = "" if number == 1 else f"-{number}"
             config = settings.DATA_DIR / f"agent{suffix}" / "agent.toml"
-            self._enrol(config, name=node_name() + suffix, simulated=count > 1 or scenario is not None, scenario=scenario)
+            self._enrol(config, name=node_name() + suffix, simulated=simulated, scenario=scenario)
             argv = [sys.executable, "-m", "agent.main", "run", "--config", str(config)]
-            children.append(ChildSpec(name=f"agent{suffix}", argv=argv, env=env, stage=2))
+            # clean: a job must not find the control plane's keys in the environment that it came from.
+            children.append(ChildSpec(name=f"agent{suffix}", argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=2))
         return children
 
     def _enrol(self, config: Path, *, name: str, simulated: bool, scenario: Path | None) -> None:

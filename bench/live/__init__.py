@@ -1,0 +1,1 @@
+"""Measures the real control plane; may import everything."""
