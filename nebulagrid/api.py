@@ -1,4 +1,4 @@
-"""What every answer under /api/ has in common: one error shape, one pagination, strict JSON. And /healthz.
+"""What every answer under /api/ has in common: one error shape. And /healthz. What comes in is read by nebulagrid/wire.py.
 
 Errors are ``{"code", "message", "fields"}``: code for programs, message one clear sentence in the reader's language,
 fields what is wrong where (or the numbers behind the message).
@@ -6,10 +6,8 @@ fields what is wrong where (or the numbers behind the message).
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -20,22 +18,20 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError, connection
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
+from django.urls import Resolver404, resolve
 from django.utils.translation import gettext as _
+from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
-from rest_framework.negotiation import BaseContentNegotiation
-from rest_framework.pagination import PageNumberPagination
-from rest_framework.parsers import BaseParser
-from rest_framework.renderers import BaseRenderer
-from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
 from jobs import wording
 from jobs.errors import BadRequest, NeverFits
+from nebulagrid.wire import TooLarge
 
 log = logging.getLogger(__name__)
 
-BODY_LIMIT = 2 * 1024 * 1024  # an argv and an environment at their limits fit in twice
 API_PREFIX = "/api/"
 
 
@@ -43,101 +39,7 @@ def error_body(code: str, message: str, fields: Mapping[str, Any] | None = None)
     return {"code": code, "message": message, "fields": dict(fields or {})}
 
 
-# --- in ---------------------------------------------------------------------------------------------------------
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _text_check(value: Any, where: str) -> None:
-    """Refuses what no database column and no program argument can hold: NUL and half a surrogate pair."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise exceptions.ValidationError({where or "body": [_("It has a NUL character, which can't be stored.")]})
-        if _SURROGATE.search(value):
-            raise exceptions.ValidationError({where or "body": [_("It has half of a surrogate pair, which is no text.")]})
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            _text_check(key, where or "body")
-            _text_check(inner, where or key[:60])
-    elif isinstance(value, list):
-        for inner in value:
-            _text_check(inner, where)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-class JSONParser(BaseParser):
-    """JSON in UTF-8, of bounded size and depth; whatever is wrong with a body is a 400 (or 413), never a crash."""
-
-    media_type = "application/json"
-
-    def parse(self, stream: Any, media_type: str | None = None, parser_context: Mapping[str, Any] | None = None) -> Any:
-        raw: bytes = stream.read(BODY_LIMIT + 1)
-        if len(raw) > BODY_LIMIT:
-            raise TooLarge()
-        try:
-            value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
-        except UnicodeDecodeError as error:
-            raise exceptions.ParseError(_("The body is not UTF-8."), code="not_json") from error
-        except RecursionError as error:
-            raise exceptions.ParseError(_("The body is nested too deeply."), code="not_json") from error
-        except ValueError as error:
-            line, column = getattr(error, "lineno", None), getattr(error, "colno", None)
-            where = _(" (line %(line)d, column %(column)d)") % {"line": line, "column": column} if line else ""
-            raise exceptions.ParseError(_("The body is not valid JSON%(where)s.") % {"where": where}, code="not_json") from error
-        if not isinstance(value, dict):
-            raise exceptions.ParseError(_("The body must be a JSON object."), code="not_json")
-        if b"\\u" in raw or b"\\U" in raw:  # only an escape can make a NUL or half a pair
-            _text_check(value, "")
-        return value
-
-
-class TooLarge(exceptions.APIException):
-    status_code = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    default_code = "too_large"
-
-    def __init__(self) -> None:
-        super().__init__(_("The body is larger than %(limit)d bytes.") % {"limit": BODY_LIMIT})
-
-
-class AlwaysJSON(BaseContentNegotiation):
-    """The API speaks JSON whatever Accept says: a browser that opens a link sees the answer, not a 406."""
-
-    def select_parser(self, request: Request, parsers: Any) -> Any:
-        # A body without a content type (curl -d with none, an empty POST) is taken as JSON; another type is a 415.
-        kind = (request.content_type or "").split(";")[0].strip().lower()
-        if not kind or kind == "application/json":
-            return parsers[0]
-        return next((parser for parser in parsers if parser.media_type == kind), None)
-
-    def select_renderer(self, request: Request, renderers: Any, format_suffix: str | None = None) -> tuple[BaseRenderer, str]:
-        return renderers[0], renderers[0].media_type
-
-
-# --- out --------------------------------------------------------------------------------------------------------
-
-
-class Pagination(PageNumberPagination):
-    """``?page=`` from 1 and ``?page_size=`` up to 200."""
-
-    page_size = 50
-    page_size_query_param = "page_size"
-    max_page_size = 200
-
-    def get_page_size(self, request: Request) -> int:
-        text = request.query_params.get("page_size")
-        return self.page_size if text is None else min(_page_number(text, "page_size"), self.max_page_size)
-
-    def get_page_number(self, request: Request, paginator: Any) -> int:
-        return _page_number(request.query_params.get("page", "1"), "page")
-
-
-def _page_number(text: str, field: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise exceptions.ValidationError({field: [_("Must be a whole number from 1.")]})
-    return int(text)
+# --- errors ---------------------------------------------------------------------------------------------------
 
 
 def _first_sentence(detail: Any, path: str = "") -> str:
@@ -232,13 +134,7 @@ def handler500(request: HttpRequest) -> HttpResponse:
     if request.path.startswith(API_PREFIX):
         return JsonResponse(error_body("internal", message), status=HTTPStatus.INTERNAL_SERVER_ERROR)
     # No request in the context: a context processor may be what failed.
-    return HttpResponse(_static_500(message), status=HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def _static_500(message: str) -> str:
-    from django.template.loader import render_to_string
-
-    return render_to_string("errors/500.html", {"message": message})
+    return HttpResponse(render_to_string("errors/500.html", {"message": message}), status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
@@ -247,8 +143,17 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     )
 
 
-def api_not_found(request: HttpRequest, rest: str = "") -> HttpResponse:
+@csrf_exempt
+def api_not_found(request: HttpRequest) -> HttpResponse:
     """Last route below /api/: keeps APPEND_SLASH from answering a POST to a wrong address with a redirect."""
+    other = request.path.rstrip("/") if request.path.endswith("/") else request.path + "/"
+    try:
+        is_known = resolve(other).func is not api_not_found
+    except Resolver404:
+        is_known = False
+    if is_known:
+        message = _("There is nothing at this address. Did you mean %(address)s?") % {"address": other}
+        return JsonResponse(error_body("not_found", message), status=HTTPStatus.NOT_FOUND)
     return handler404(request)
 
 

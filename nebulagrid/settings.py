@@ -312,7 +312,7 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["nebulagrid.wire.JSONParser"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "nebulagrid.wire.AlwaysJSON",
-    "DEFAULT_PAGINATION_CLASS": "nebulagrid.api.Pagination",
+    "DEFAULT_PAGINATION_CLASS": "nebulagrid.wire.Pagination",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "nebulagrid.api.exception_handler",
     "DEFAULT_THROTTLE_CLASSES": ["quotas.throttles.AnonymousThrottle"],

@@ -1,1 +1,47 @@
-urlpatterns: list = []
+"""Every address of the control plane."""
+
+from __future__ import annotations
+
+from allauth.account import views as account
+from allauth.account.decorators import secure_admin_login
+from django.contrib import admin
+from django.contrib.auth.decorators import login_required
+from django.urls import include, path, re_path
+from django.views.generic import TemplateView
+from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
+
+from nebulagrid import api
+from quotas.throttles import throttled_page
+
+admin.autodiscover()
+# One door for people: the admin has no sign-in of its own that could be tried without the throttle.
+admin.site.login = secure_admin_login(admin.site.login)  # type: ignore[method-assign]
+
+api_v1 = [
+    path("", include("quotas.urls")),
+    path("", include("nodes.urls")),
+    path("", include("jobs.urls")),
+    # The description of the API is no secret, and a page of documentation must not use up five calls a minute.
+    path("schema", SpectacularJSONAPIView.as_view(throttle_classes=(), authentication_classes=()), name="api-schema"),
+    path(
+        "docs", SpectacularSwaggerSplitView.as_view(url_name="api-schema", throttle_classes=(), authentication_classes=()), name="api-docs"
+    ),
+]
+
+urlpatterns = [
+    path("", login_required(TemplateView.as_view(template_name="home.html")), name="home"),
+    path("healthz", api.healthz, name="healthz"),
+    path("api/v1/", include(api_v1)),
+    path("api/agent/v1/", include("jobs.agent_urls")),
+    re_path(r"^api/", api.api_not_found),
+    path("accounts/login/", throttled_page(account.login), name="account_login"),
+    path("accounts/password/reset/", throttled_page(account.password_reset), name="account_reset_password"),
+    path("accounts/", include("allauth.account.urls")),
+    path("i18n/", include("django.conf.urls.i18n")),
+    path("admin/", admin.site.urls),
+]
+
+handler400 = api.handler400
+handler403 = api.handler403
+handler404 = api.handler404
+handler500 = api.handler500

@@ -1,0 +1,429 @@
+"""A submit's body into a JobRequest, and jobs into JSON.
+
+Output is built by plain functions from rows that the caller has loaded (``JOB_ROWS``, ``JOB_DETAIL`` in jobs/api.py):
+nothing here causes a query. The ``*Schema`` classes describe it for OpenAPI; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.utils.translation import gettext as _
+from rest_framework import serializers
+
+from jobs import parsing, wording
+from jobs.lifecycle import JobState, OnNodeLoss
+from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
+from jobs.requests import JobRequest
+from nodes.serializers import uuid_short
+from quotas.models import User
+from quotas.selectors import projects_to_submit
+from quotas.serializers import InputSerializer, StrictBoolean, StrictChar, StrictInteger
+from quotas.services import project_personal
+
+T = TypeVar("T")
+
+
+# --- in ---------------------------------------------------------------------------------------------------------
+
+
+def _read(parse: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """A parser's refusal as a field's error, in words."""
+    try:
+        return parse(*args, **kwargs)
+    except parsing.Unreadable as error:
+        raise serializers.ValidationError(wording.error_text(error.code, error.params), code=error.code) from error
+
+
+def _refuse(field: str, code: str, **params: Any) -> serializers.ValidationError:
+    return serializers.ValidationError({field: [wording.error_text(code, params)]}, code=code)
+
+
+class StringOrInteger(serializers.Field[Any, Any, Any, Any]):
+    """``"24G"`` or 24576: what a person writes, or what a program counts."""
+
+    default_error_messages = {"invalid": _("Must be a string or a whole number.")}
+
+    def __init__(self, parse: Callable[[str | int], int], **kwargs: Any) -> None:
+        self.parse = parse
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, bool) or not isinstance(data, str | int):
+            self.fail("invalid")
+        return _read(self.parse, data)
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+class Constraints(InputSerializer):
+    arch = StrictChar(max_length=40, required=False, help_text="Compute capability: 8.9 or sm_89.")
+    model = StrictChar(max_length=120, required=False, help_text="Words of the GPU's name: a100, RTX 4090.")
+    vendor = StrictChar(max_length=20, required=False, help_text="nvidia, intel, amd, ascend.")
+
+
+class SubmitRequest(InputSerializer):
+    name = StrictChar(required=False, max_length=200, help_text="Default: the program's name. Stored as it is.")
+    argv = serializers.ListField(
+        child=StrictChar(allow_blank=True), required=False, allow_empty=True, help_text="The program and its arguments; no shell reads it."
+    )
+    command = StrictChar(
+        required=False, allow_blank=True, help_text="Instead of argv: split into words as a shell would, never run by one."
+    )
+    gpu_count = StrictInteger(required=False, default=1, min_value=0, max_value=100_000, help_text="For the whole job; 0 = CPU only.")
+    gpu_mem = StringOrInteger(
+        parsing.size_mib, required=False, allow_null=True, help_text="On each GPU: 24G, 512M, or MiB. Without: whole GPUs."
+    )
+    gpu_mem_mib = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
+    nodes = StrictInteger(required=False, default=1, min_value=1, max_value=100_000)
+    workdir = StrictChar(required=False, allow_blank=True, default="", max_length=4096, help_text="Absolute path on the node.")
+    env = serializers.DictField(child=StrictChar(allow_blank=True), required=False, help_text="Added to the job's environment.")
+    time = StringOrInteger(parsing.time_s, required=False, allow_null=True, help_text="h:mm:ss, d-hh:mm:ss, 90m, 2h, or seconds.")
+    time_limit_s = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
+    project = StrictChar(required=False, allow_null=True, max_length=60, help_text="By name; default: your own.")
+    checkpoint = StrictChar(required=False, allow_blank=True, default="", max_length=4096)
+    requeue = StrictBoolean(required=False, default=True, help_text="Back into the queue when the infrastructure failed.")
+    on_node_loss = serializers.ChoiceField(choices=[o.value for o in OnNodeLoss], required=False, default=OnNodeLoss.HOLD.value)
+    grace_s = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
+    priority = StrictInteger(required=False, default=0, min_value=-1000, max_value=1000, help_text="Above 0: staff only.")
+    hold = StrictBoolean(required=False, default=False)
+    constraints = Constraints(required=False)
+
+    def validate_name(self, value: str) -> str:
+        return _read(parsing.name_check, value)
+
+    def validate_argv(self, value: list[str]) -> list[str]:
+        _read(parsing.argv_check, value)
+        return value
+
+    def validate_command(self, value: str) -> list[str]:
+        return _read(parsing.command_split, value)
+
+    def validate_env(self, value: dict[str, str]) -> dict[str, str]:
+        _read(parsing.env_check, value)
+        return value
+
+    def validate_workdir(self, value: str) -> str:
+        return _read(parsing.path_check, value, absolute=True)
+
+    def validate_checkpoint(self, value: str) -> str:
+        return _read(parsing.path_check, value, absolute=False)
+
+    def validate_grace_s(self, value: int | None) -> int | None:
+        if value is not None and value > settings.MAX_GRACE_S:
+            raise serializers.ValidationError(wording.error_text("grace_range", {"value": value, "limit": settings.MAX_GRACE_S}))
+        return value
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if "argv" in attrs and "command" in attrs:
+            raise _refuse("command", "command_both")
+        if "argv" not in attrs and "command" not in attrs:
+            raise _refuse("argv", "command_missing")
+        if attrs.get("gpu_mem") is not None and attrs.get("gpu_mem_mib") is not None:
+            raise _refuse("gpu_mem", "size_twice")
+        if attrs.get("time") is not None and attrs.get("time_limit_s") is not None:
+            raise _refuse("time", "time_twice")
+        memory = attrs.get("gpu_mem") if attrs.get("gpu_mem") is not None else attrs.get("gpu_mem_mib")
+        if attrs["gpu_count"] == 0 and memory is not None:
+            raise _refuse("gpu_mem", "cpu_memory")
+        return attrs
+
+    def job_request(self, user: User) -> JobRequest:
+        """Call after ``is_valid``. One query for the project. Raises ValidationError (project, priority)."""
+        data: dict[str, Any] = self.validated_data
+        if data["priority"] > 0 and not user.is_staff:
+            raise _refuse("priority", "priority_staff")
+        argv = data["argv"] if "argv" in data else data["command"]
+        if data.get("project"):
+            project = projects_to_submit(user).filter(name=data["project"]).first()
+            if project is None:
+                raise _refuse("project", "project_not_found", project=parsing.shorten(data["project"]))
+        else:
+            project = project_personal(user)
+        return JobRequest(
+            name=data.get("name") or parsing.name_from_argv(argv),
+            argv=tuple(argv),
+            project=project,
+            workdir=data["workdir"],
+            env=data.get("env") or {},
+            gpu_count=data["gpu_count"],
+            gpu_mem_mib=data.get("gpu_mem") if data.get("gpu_mem") is not None else data.get("gpu_mem_mib"),
+            nodes=data["nodes"],
+            time_limit_s=data.get("time") if data.get("time") is not None else data.get("time_limit_s"),
+            checkpoint=data["checkpoint"],
+            requeue=data["requeue"],
+            on_node_loss=data["on_node_loss"],
+            grace_s=data.get("grace_s"),
+            priority=data["priority"],
+            hold=data["hold"],
+            constraints=dict(data.get("constraints") or {}),
+        )
+
+
+class HoldRequest(InputSerializer):
+    why = StrictChar(required=False, allow_blank=True, default="", max_length=200)
+
+
+class Empty(InputSerializer):
+    """A body without fields."""
+
+
+# --- out --------------------------------------------------------------------------------------------------------
+
+
+def _iso(at: Any) -> str | None:
+    return at.isoformat().replace("+00:00", "Z") if at is not None else None
+
+
+def wait_json(job: Job, *, position: int | None) -> dict[str, Any] | None:
+    if job.state != JobState.WAITING:
+        return None
+    text = wording.reason_text(job.wait_code, job.wait_params)
+    return {"code": job.wait_code, "params": job.wait_params, "text": text, "position": position, "checked_at": _iso(job.wait_at)}
+
+
+def end_json(job: Job) -> dict[str, Any] | None:
+    if not job.end_reason or not job.is_final:
+        return None
+    return {"reason": job.end_reason, "params": job.end_params, "text": wording.end_text(job), "exit_code": job.exit_code}
+
+
+def rank_json(rank: Rank, *, log_bytes: int) -> dict[str, Any]:
+    """``rank`` with node and slices (in placement order, each with its card) loaded."""
+    return {
+        "index": rank.index,
+        "node": rank.node.name,
+        "desired": rank.desired,
+        "observed": rank.observed,
+        "exit_code": rank.exit_code,
+        "exit_signal": rank.exit_signal,
+        "log_bytes": log_bytes,
+        "gpus": [
+            {
+                "uuid": part.gpu.uuid,
+                "short": uuid_short(part.gpu.uuid),
+                "index": part.gpu.index,
+                "model": part.gpu.model,
+                "mib": part.mib,
+                "exclusive": part.is_exclusive,
+                "simulated": part.gpu.is_simulated,
+            }
+            for part in sorted(rank.slices.all(), key=lambda part: (part.position, part.pk))
+        ],
+    }
+
+
+def attempt_json(attempt: Attempt, *, log_length: Callable[[str], int] | None) -> dict[str, Any]:
+    """``log_length`` None = without ranks, as list rows have it."""
+    answer: dict[str, Any] = {"epoch": attempt.epoch, "started_at": _iso(attempt.started_at), "ended_at": _iso(attempt.ended_at)}
+    if log_length is not None:
+        answer["ranks"] = [rank_json(rank, log_bytes=log_length(rank.key)) for rank in attempt.ranks.all()]
+    return answer
+
+
+def job_json(
+    job: Job,
+    *,
+    reader: User,
+    attempt: Attempt | None,
+    position: int | None = None,
+    log_length: Callable[[str], int] | None = None,
+) -> dict[str, Any]:
+    """``job`` with owner and project loaded. The values of its environment are its owner's alone: others see names."""
+    env: Mapping[str, str | None] = job.env if job.owner_id == reader.pk else dict.fromkeys(job.env)
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "state": job.state,
+        "owner": job.owner.email,
+        "project": job.project.name,
+        "argv": job.argv,
+        "workdir": job.workdir,
+        "env": env,
+        "gpu_count": job.gpu_count,
+        "gpu_mem_mib": job.gpu_mem_mib,
+        "nodes": job.nodes,
+        "constraints": job.constraints,
+        "time_limit_s": job.time_limit_s,
+        "grace_s": job.grace_s,
+        "priority": job.priority,
+        "requeue": job.requeue,
+        "requeues": job.requeues,
+        "on_node_loss": job.on_node_loss,
+        "checkpoint": job.checkpoint,
+        "held": job.held,
+        "held_why": job.held_why,
+        "want_cancel": job.want_cancel,
+        "kind": job.kind,
+        "wait": wait_json(job, position=position),
+        "end": end_json(job),
+        "attempt": attempt_json(attempt, log_length=log_length) if attempt is not None else None,
+        "submitted_at": _iso(job.submitted_at),
+        "queued_at": _iso(job.queued_at),
+        "started_at": _iso(job.started_at),
+        "ended_at": _iso(job.ended_at),
+    }
+
+
+def event_json(event: JobEvent) -> dict[str, Any]:
+    return {
+        "id": event.pk,
+        "at": _iso(event.at),
+        "code": event.code,
+        "params": event.params,
+        "text": wording.event_text(event),
+        "from_state": event.from_state,
+        "to_state": event.to_state,
+        "epoch": event.epoch,
+        "by": event.by.email if event.by is not None else None,
+    }
+
+
+def artifact_json(artifact: Artifact) -> dict[str, Any]:
+    return {
+        "attempt": artifact.rank.attempt.epoch,
+        "rank": artifact.rank.index,
+        "name": artifact.name,
+        "size": artifact.size,
+        "sha256": artifact.sha256,
+        "created_at": _iso(artifact.created_at),
+    }
+
+
+# --- for OpenAPI --------------------------------------------------------------------------------------------------
+
+
+class WaitSchema(serializers.Serializer[Any]):
+    code = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField(help_text="In the language of Accept-Language.")
+    position = serializers.IntegerField(allow_null=True, help_text="1 = head of the queue; null while held, and in the answer of a submit.")
+    checked_at = serializers.DateTimeField(allow_null=True)
+
+
+class EndSchema(serializers.Serializer[Any]):
+    reason = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+
+
+class RankGpuSchema(serializers.Serializer[Any]):
+    uuid = serializers.CharField()
+    short = serializers.CharField()
+    index = serializers.IntegerField()
+    model = serializers.CharField()
+    mib = serializers.IntegerField()
+    exclusive = serializers.BooleanField()
+    simulated = serializers.BooleanField()
+
+
+class RankSchema(serializers.Serializer[Any]):
+    index = serializers.IntegerField()
+    node = serializers.CharField()
+    desired = serializers.CharField()
+    observed = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    exit_signal = serializers.IntegerField(allow_null=True)
+    log_bytes = serializers.IntegerField()
+    gpus = RankGpuSchema(many=True)
+
+
+class AttemptSchema(serializers.Serializer[Any]):
+    epoch = serializers.IntegerField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    ranks = RankSchema(many=True, required=False, help_text="Not in lists.")
+
+
+class JobSchema(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    state = serializers.ChoiceField(choices=[s.value for s in JobState])
+    owner = serializers.CharField(help_text="E-mail address.")
+    project = serializers.CharField()
+    argv = serializers.ListField(child=serializers.CharField())
+    workdir = serializers.CharField()
+    env = serializers.DictField(child=serializers.CharField(allow_null=True), help_text="Values are null for anybody but the owner.")
+    gpu_count = serializers.IntegerField()
+    gpu_mem_mib = serializers.IntegerField(allow_null=True, help_text="null = whole GPUs.")
+    nodes = serializers.IntegerField()
+    constraints = serializers.DictField(child=serializers.CharField())
+    time_limit_s = serializers.IntegerField(allow_null=True)
+    grace_s = serializers.IntegerField(allow_null=True)
+    priority = serializers.IntegerField()
+    requeue = serializers.BooleanField()
+    requeues = serializers.IntegerField()
+    on_node_loss = serializers.ChoiceField(choices=[o.value for o in OnNodeLoss])
+    checkpoint = serializers.CharField()
+    held = serializers.BooleanField()
+    held_why = serializers.CharField()
+    want_cancel = serializers.BooleanField()
+    kind = serializers.CharField()
+    wait = WaitSchema(allow_null=True)
+    end = EndSchema(allow_null=True)
+    attempt = AttemptSchema(allow_null=True)
+    submitted_at = serializers.DateTimeField()
+    queued_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+
+
+class LogSchema(serializers.Serializer[Any]):
+    job = serializers.IntegerField()
+    attempt = serializers.IntegerField(allow_null=True, help_text="null while the job has not started.")
+    rank = serializers.IntegerField()
+    offset = serializers.IntegerField(help_text="In bytes.")
+    next_offset = serializers.IntegerField(help_text="Ask for this next.")
+    length = serializers.IntegerField(help_text="Bytes that have arrived.")
+    is_complete = serializers.BooleanField(help_text="No more will come.")
+    text = serializers.CharField()
+
+
+class EventSchema(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    code = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField()
+    from_state = serializers.CharField()
+    to_state = serializers.CharField()
+    epoch = serializers.IntegerField()
+    by = serializers.CharField(allow_null=True)
+
+
+class WhySchema(serializers.Serializer[Any]):
+    state = serializers.ChoiceField(choices=[s.value for s in JobState])
+    code = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField()
+    position = serializers.IntegerField(allow_null=True)
+    checked_at = serializers.DateTimeField(allow_null=True)
+    ahead = serializers.IntegerField(allow_null=True)
+
+
+class ArtifactSchema(serializers.Serializer[Any]):
+    attempt = serializers.IntegerField()
+    rank = serializers.IntegerField()
+    name = serializers.CharField()
+    size = serializers.IntegerField()
+    sha256 = serializers.CharField()
+    created_at = serializers.DateTimeField()
+
+
+class NoticeSchema(serializers.Serializer[Any]):
+    code = serializers.CharField()
+    text = serializers.CharField()
+
+
+class UsageSchema(serializers.Serializer[Any]):
+    nodes = serializers.DictField(child=serializers.IntegerField(), help_text="total, and how many are in each state.")
+    gpus = serializers.DictField(child=serializers.IntegerField(), help_text="total = idle + busy + maintenance.")
+    vram = serializers.DictField(child=serializers.IntegerField(), help_text="total_mib, free_mib")
+    jobs = serializers.DictField(child=serializers.IntegerField(), help_text="waiting, running")
+    mine = serializers.DictField(help_text="As quota of /me.")
+    simulated = serializers.BooleanField(help_text="At least one GPU is simulated.")
+    notices = NoticeSchema(many=True)

@@ -1,0 +1,23 @@
+"""REST routes of this room, below /api/v1/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from jobs import api
+
+urlpatterns = [
+    path("jobs/", api.JobListView.as_view(), name="api-jobs"),
+    path("jobs/submit", api.JobSubmitView.as_view(), name="api-job-submit"),
+    path("jobs/<int:id>", api.JobDetailView.as_view(), name="api-job-detail"),
+    path("jobs/<int:id>/cancel", api.JobCancelView.as_view(), name="api-job-cancel"),
+    path("jobs/<int:id>/hold", api.JobHoldView.as_view(), name="api-job-hold"),
+    path("jobs/<int:id>/release", api.JobReleaseView.as_view(), name="api-job-release"),
+    path("jobs/<int:id>/why", api.JobWhyView.as_view(), name="api-job-why"),
+    path("jobs/<int:id>/events", api.JobEventsView.as_view(), name="api-job-events"),
+    path("jobs/<int:id>/logs", api.JobLogsView.as_view(), name="api-job-logs"),
+    path("jobs/<int:id>/logs/download", api.JobLogDownloadView.as_view(), name="api-job-log-download"),
+    path("jobs/<int:id>/artifacts", api.JobArtifactsView.as_view(), name="api-job-artifacts"),
+    path("jobs/<int:id>/artifacts/<int:rank>/<path:name>", api.JobArtifactView.as_view(), name="api-job-artifact"),
+    path("resources/usage", api.UsageView.as_view(), name="api-usage"),
+]

@@ -1,0 +1,523 @@
+"""Codes and numbers into sentences, in the reader's language. Prose is never stored; this is the only place that makes it.
+
+Every function answers with the bare code when it does not know it or when a number is missing: a sentence never fails
+a request. Memory is shown as GiB with one decimal, MiB stays in the API's numbers (D36).
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy as _l
+from django.utils.translation import ngettext, pgettext
+
+from jobs.lifecycle import EndReason
+from nodes.wording import advice_text
+
+if TYPE_CHECKING:
+    from jobs.models import Job, JobEvent
+
+__all__ = ["advice_text", "end_text", "error_text", "event_text", "reason_text", "why_text"]
+
+Params = Mapping[str, Any]
+Sentence = Callable[[Params], str]
+
+
+# --- numbers --------------------------------------------------------------------------------------------------
+
+
+def gib(mib: int | float | None) -> str:
+    """MiB as GiB with one decimal."""
+    return _("unknown") if mib is None else f"{mib / 1024:,.1f} GiB"
+
+
+def duration(seconds: int | float | None) -> str:
+    """Two units: ``1 h 39 min``, ``42 s``."""
+    if seconds is None:
+        return _("unknown")
+    whole = int(seconds)
+    days, hours, minutes, rest = whole // 86_400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    parts = [
+        (days, pgettext("days", "d")),
+        (hours, pgettext("hours", "h")),
+        (minutes, pgettext("minutes", "min")),
+        (rest, pgettext("seconds", "s")),
+    ]
+    shown = [f"{number} {unit}" for number, unit in parts if number][:2]
+    return " ".join(shown) or f"0 {parts[3][1]}"
+
+
+def moment(text: str | None) -> str:
+    """An ISO time with its zone, cut to minutes: ``2026-08-01 00:00 +08:00``."""
+    at = parse_datetime(text) if text else None
+    return at.strftime("%Y-%m-%d %H:%M %:z") if at is not None and at.tzinfo else (text or _("never"))
+
+
+def place(p: Params) -> str:
+    """``node03 gpu5``, ``node03`` or ``gpu5``: whatever is known."""
+    parts = [str(p["node"])] if p.get("node") is not None else []
+    if p.get("gpu") is not None:
+        parts.append(f"gpu{p['gpu']}")
+    return " ".join(parts)
+
+
+def at_place(p: Params) -> str:
+    where = place(p)
+    return f" ({where})" if where else ""
+
+
+def listed(values: Any) -> str:
+    if isinstance(values, list | tuple | set | frozenset):
+        return ", ".join(str(value) for value in values) or _("none")
+    return _("none") if values is None else str(values)
+
+
+def _whole_or_gib(p: Params) -> str:
+    return _("a whole GPU") if p.get("needed_mib") is None else _("%(size)s on one GPU") % {"size": gib(p["needed_mib"])}
+
+
+# --- why a job waits ------------------------------------------------------------------------------------------
+
+
+def _gpu_memory(p: Params) -> str:
+    values = {"needed": gib(p["needed_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p), "count": p.get("count") or 1}
+    if values["count"] > 1:
+        return _("Needs %(needed)s on each of %(count)d GPUs of one node; the most free on so many is %(free)s%(place)s.") % values
+    return _("Needs %(needed)s on one GPU; the largest free slice is %(free)s%(place)s.") % values
+
+
+def _gpu_count(p: Params) -> str:
+    values = {"needed": p["needed"], "free": p["free"], "node": p.get("node"), "nodes": p["nodes"], "nodes_free": p["nodes_free"]}
+    if (p["nodes"] or 1) > 1:
+        return _("Needs %(nodes)d nodes with %(needed)d free GPUs each; %(nodes_free)d have them now.") % values
+    if p.get("node") is None:
+        return _("Needs %(needed)d free GPUs on one node; none has a suitable one free now.") % values
+    return _("Needs %(needed)d free GPUs on one node; the most is %(free)d (%(node)s).") % values
+
+
+def _whole_card_busy(p: Params) -> str:
+    if p.get("needed_mib") is None:
+        return ngettext(
+            "Needs a whole GPU; the one that could serve it is in use.",
+            "Needs a whole GPU; all %(cards)d that could serve it are in use.",
+            p["cards"],
+        ) % {"cards": p["cards"]}
+    values = {"needed": gib(p["needed_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p)}
+    return _("Needs %(needed)s, which takes a whole GPU; all are in use, the largest free slice is %(free)s%(place)s.") % values
+
+
+def _slice_limit(p: Params) -> str:
+    values = {"place": place(p), "free": gib(p["free_mib"]), "limit": p["limit"], "needed": gib(p["needed_mib"])}
+    return _("Needs %(needed)s; %(place)s has %(free)s free but already carries %(limit)d jobs, the most for one GPU.") % values
+
+
+def _foreign_use(p: Params) -> str:
+    values = {"needed": _whole_or_gib(p), "foreign": gib(p["foreign_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p)}
+    return _("Needs %(needed)s; ghost use of %(foreign)s leaves %(free)s%(place)s.") % values
+
+
+def _nodes_short(p: Params) -> str:
+    return _("Needs %(needed)d nodes; %(free)d take work now.") % {"needed": p["needed"], "free": p["free"]}
+
+
+def _cpu_busy(p: Params) -> str:
+    values = {"needed": p["needed"], "free": p["free"], "limit": p["limit"], "node": p["node"]}
+    if (p["needed"] or 1) > 1:
+        return (
+            _("Needs %(needed)d nodes with room for a job without GPU; %(free)d have it (%(node)s runs at most %(limit)d at once).")
+            % values
+        )
+    return _("No node has room for one more job without GPU; %(node)s runs at most %(limit)d at once.") % values
+
+
+def _no_gpu(p: Params) -> str:
+    return ngettext(
+        "No GPU is known: %(nodes)d node has joined, without one.",
+        "No GPU is known: %(nodes)d nodes have joined, none with one.",
+        p["nodes"],
+    ) % {"nodes": p["nodes"]}
+
+
+def _node_cordoned(p: Params) -> str:
+    return ngettext(
+        "%(node)s could run it but is cordoned.", "%(nodes)d nodes could run it but are cordoned, %(node)s among them.", p["nodes"]
+    ) % {
+        "node": p["node"],
+        "nodes": p["nodes"],
+    }
+
+
+def _node_not_ready(p: Params) -> str:
+    values = {"node": p["node"], "nodes": p["nodes"], "state": p["state"]}
+    return (
+        ngettext(
+            "%(node)s could run it but is not ready (%(state)s).",
+            "%(nodes)d nodes could run it but are not ready, %(node)s (%(state)s) among them.",
+            p["nodes"],
+        )
+        % values
+    )
+
+
+def _gpu_unhealthy(p: Params) -> str:
+    values = {"place": place(p), "cards": p["cards"], "state": p["state"]}
+    return (
+        ngettext(
+            "%(place)s could run it but is out of service (%(state)s).",
+            "%(cards)d GPUs could run it but are out of service, %(place)s (%(state)s) among them.",
+            p["cards"],
+        )
+        % values
+    )
+
+
+def _memory_unknown(p: Params) -> str:
+    return _("The memory size of %(place)s can't be read, so nothing is placed there.") % {"place": place(p) or _("the GPU")}
+
+
+def _held(p: Params) -> str:
+    values = {"by": p.get("by"), "why": p.get("why")}
+    if not p.get("by"):
+        return _("Held: %(why)s") % values if p.get("why") else _("Held until it is released.")
+    if p.get("why"):
+        return _("Held by %(by)s: %(why)s") % values
+    return _("Held by %(by)s until it is released.") % values
+
+
+def _quota(p: Params) -> str:
+    values = {"used": _amount(p.get("used")), "limit": _amount(p.get("limit")), "resets": moment(p.get("resets_at"))}
+    what = p.get("what") or p.get("kind") or ("gpu_hours" if p.get("resets_at") else "")
+    if what == "gpu_hours":
+        return _("%(used)s of %(limit)s GPU-hours are used; the counter resets at %(resets)s. An admin can raise the limit.") % values
+    if what in {"active_jobs", "max_active_jobs"}:
+        return _("%(used)s of %(limit)s jobs that may be active at once are in use; one more can be submitted when one ends.") % values
+    if what in {"cards", "held_cards", "max_cards"}:
+        return _("%(used)s of %(limit)s GPUs that may be held at once are in use.") % values
+    return _("The quota is reached: %(used)s of %(limit)s. An admin can raise the limit.") % values
+
+
+def _amount(value: Any) -> str:
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else listed(value)
+
+
+def _asked(kind: str) -> Sentence:
+    texts = {
+        "vendor": _l("Asks for a GPU by %(asked)s; this one is by %(have)s."),
+        "model": _l("Asks for the GPU model %(asked)s; this one is %(have)s."),
+        "arch": _l("Asks for architecture %(asked)s; this GPU has %(have)s."),
+        "never_vendor": _l("No GPU here is by %(asked)s; the vendors here are: %(have)s."),
+        "never_model": _l("No GPU here is a %(asked)s; the models here are: %(have)s."),
+        "never_arch": _l("No GPU here has architecture %(asked)s; here are: %(have)s."),
+    }
+    return lambda p: str(texts[kind]) % {"asked": p["asked"], "have": listed(p["have"])}
+
+
+def _never_gpu_memory(p: Params) -> str:
+    values = {"needed": gib(p["needed_mib"]), "largest": gib(p["largest_nominal_mib"]), "place": at_place(p)}
+    return _("No GPU can ever hold this: %(needed)s are asked on one GPU, the largest has %(largest)s%(place)s.") % values
+
+
+def _never_gpu_count(p: Params) -> str:
+    values = {"needed": p["needed"], "largest": p["largest"], "node": p.get("node"), "hint": p.get("hint_nodes")}
+    text = _("No node can ever hold this: %(needed)d suitable GPUs are asked on one node, the most are %(largest)d (%(node)s).") % values
+    return text + " " + _("It could run with --nodes %(hint)d.") % values if p.get("hint_nodes") else text
+
+
+def _never_nodes(p: Params) -> str:
+    values = {"needed": p["needed"], "have": p["have"], "per_node": p["per_node"]}
+    return _("%(needed)d nodes with %(per_node)d suitable GPUs each are asked; %(have)d have so many.") % values
+
+
+def _invalid_request(p: Params) -> str:
+    return _("%(field)s is %(value)s; the least is %(least)s.") % {key: p.get(key) for key in ("field", "value", "least")}
+
+
+#: code of jobs.scheduler.reasons (and of the waits that services set) -> sentence.
+REASONS: dict[str, Sentence] = {
+    "gpu_memory": _gpu_memory,
+    "gpu_count": _gpu_count,
+    "whole_card_busy": _whole_card_busy,
+    "slice_limit": _slice_limit,
+    "foreign_use": _foreign_use,
+    "blocked_by": lambda p: (
+        _("The free GPUs%(place)s are kept for job %(job)s, which is ahead in the queue.") % {"place": at_place(p), "job": p["job"]}
+    ),
+    "nodes_short": _nodes_short,
+    "cpu_busy": _cpu_busy,
+    "no_node": lambda p: _("No node has joined yet."),
+    "no_gpu": _no_gpu,
+    "node_cordoned": _node_cordoned,
+    "node_not_ready": _node_not_ready,
+    "gpu_unhealthy": _gpu_unhealthy,
+    "memory_unknown": _memory_unknown,
+    "held": _held,
+    "quota_exceeded": _quota,
+    "cards_exceeded": lambda p: (
+        _("Needs %(needed)d GPUs; the quota has room for %(room)d more now.") % {"needed": p["needed"], "room": p["room"]}
+    ),
+    "vendor": _asked("vendor"),
+    "model": _asked("model"),
+    "arch": _asked("arch"),
+    "gpu_too_small": lambda p: (
+        _("Needs %(needed)s on one GPU; this one has %(size)s.") % {"needed": gib(p["needed_mib"]), "size": gib(p["nominal_mib"])}
+    ),
+    "never_vendor": _asked("never_vendor"),
+    "never_model": _asked("never_model"),
+    "never_arch": _asked("never_arch"),
+    "never_gpu_memory": _never_gpu_memory,
+    "never_gpu_count": _never_gpu_count,
+    "never_nodes": _never_nodes,
+    "too_many_nodes": lambda p: _("%(needed)d nodes are asked; the pool has %(have)d.") % {"needed": p["needed"], "have": p["have"]},
+    "uneven_nodes": lambda p: (
+        _("%(gpu_count)d GPUs can't be spread evenly over %(nodes)d nodes; ask for a multiple.")
+        % {"gpu_count": p["gpu_count"], "nodes": p["nodes"]}
+    ),
+    "invalid_request": _invalid_request,
+    "grant_gone": lambda p: _("The place found on %(node)s was taken meanwhile; the next pass looks again.") % {"node": p["node"]},
+    # set by services, not by the core
+    "submitted": lambda p: _("Just submitted; the next pass looks for a place."),
+    "requeued": lambda p: _("Back in the queue; the next pass looks for a place."),
+    "not_checked": lambda p: _("The next pass looks for a place."),
+    "released": lambda p: _("Just released; the next pass looks for a place."),
+    "starting": lambda p: _("A place was found; the node is starting it."),
+    "running": lambda p: _("It is running."),
+    "stopping": lambda p: _("It is being stopped."),
+}
+
+
+def _said(table: Mapping[str, Sentence], code: str, params: Params | None) -> str:
+    try:
+        return table[code](params or {})
+    except (KeyError, TypeError, ValueError, AttributeError):
+        # A code from a newer version, or params that an older one stored: the code is still better than a failed page.
+        return code
+
+
+def reason_text(code: str, params: Params | None = None) -> str:
+    """Why a job waits, or why it can never run."""
+    return _said(REASONS, code, params)
+
+
+# --- how it ended ---------------------------------------------------------------------------------------------
+
+
+def _signal_name(number: Any) -> str:
+    try:
+        return f"{number} ({signal.Signals(int(number)).name})"
+    except (TypeError, ValueError):
+        return str(number)
+
+
+def _nonzero(p: Params) -> str:
+    if p.get("exit_code") is not None:
+        return _("The program ended with exit code %(code)s.") % {"code": p["exit_code"]}
+    if p.get("signal") is not None:
+        return _("The program was ended by signal %(signal)s.") % {"signal": _signal_name(p["signal"])}
+    return _("The program failed.")
+
+
+def _with(text: Any, key: str, extra: Any, show: Callable[[Any], Any] = str) -> Sentence:
+    """``text``, and ``extra`` after it when the params have ``key``."""
+    return lambda p: str(text) + (" " + str(extra) % {key: show(p[key])} if p.get(key) not in (None, "") else "")
+
+
+_ON_NODE = _l("Node: %(node)s.")
+_DETAIL = _l("The node says: %(detail)s")
+_LAUNCH_ERRORS = {
+    "exec": _l("The program could not be started: is it there and executable on the node?"),
+    "workdir": _l("The working folder is not there on the node, or can't be entered."),
+    "user": _l("The job's owner has no Unix user on the node."),
+    "cgroup": _l("The node could not set up the job's cgroup."),
+    "spec": _l("The node does not understand the job."),
+    "gpu": _l("A GPU of the job was not there."),
+    "fenced": _l("The node had already given up this attempt."),
+    "internal": _l("The node's agent failed to start it."),
+}
+
+
+def _launch_failed(p: Params) -> str:
+    text = str(_LAUNCH_ERRORS.get(str(p.get("kind", "")), _l("The program could not be started.")))
+    if p.get("node"):
+        text = f"{text} {str(_ON_NODE) % {'node': p['node']}}"
+    return f"{text} {str(_DETAIL) % {'detail': p['detail']}}" if p.get("detail") else text
+
+
+def _crash_limit(p: Params) -> str:
+    text = _("It was put back into the queue too often and is given up.")
+    if p.get("times"):
+        text = _("It failed %(times)s times through no fault of its own and is given up.") % {"times": p["times"]}
+    last = p.get("reason")
+    if last and last != EndReason.CRASH_LIMIT:
+        text += " " + _("The last time: %(how)s") % {"how": end_reason_text(str(last), {k: v for k, v in p.items() if k != "reason"})}
+    return text
+
+
+ENDS: dict[str, Sentence] = {
+    EndReason.COMPLETED: lambda p: _("The program ended with exit code 0."),
+    EndReason.NONZERO_EXIT: _nonzero,
+    EndReason.EXIT_UNKNOWN: _with(_l("The program is gone and nobody saw how it ended."), "node", _ON_NODE),
+    EndReason.TIME_LIMIT: _with(_l("Stopped at its time limit."), "limit_s", _l("The limit was %(limit_s)s."), duration),
+    EndReason.CANCELLED: _with(_l("Cancelled."), "by", _l("By %(by)s.")),
+    EndReason.PREEMPTED: _with(_l("Stopped to make room for a job that goes first."), "job", _l("That is job %(job)s.")),
+    EndReason.GPU_FAULT: _with(_l("A GPU failed; the program is not to blame."), "node", _ON_NODE),
+    EndReason.GPU_MEMORY: _with(
+        _l("Out of GPU memory: the program's need, not the GPU's fault. Ask for more memory or use a smaller batch."), "node", _ON_NODE
+    ),
+    EndReason.SLICE_EXCEEDED: _with(
+        _l("Stopped: it used more GPU memory than it asked for."), "used_mib", _l("It used %(used_mib)s."), gib
+    ),
+    EndReason.HOST_MEMORY: _with(_l("Killed by the kernel: the node's memory was used up."), "node", _ON_NODE),
+    EndReason.PIDS_LIMIT: _with(_l("Stopped: it made more processes than it may."), "limit", _l("The limit is %(limit)s.")),
+    EndReason.NODE_LOST: _with(_l("The node was lost; it is certain that the program does not run any more."), "node", _ON_NODE),
+    EndReason.NODE_REBOOTED: _with(_l("The node was rebooted while it ran."), "node", _ON_NODE),
+    EndReason.LAUNCH_FAILED: _launch_failed,
+    EndReason.HOOK_FAILED: _with(_l("A hook of the node failed."), "detail", _DETAIL),
+    EndReason.CRASH_LIMIT: _crash_limit,
+    EndReason.DEPENDENCY_FAILED: _with(_l("A job that it waits for has failed."), "job", _l("That is job %(job)s.")),
+    EndReason.NEVER_FITS: lambda p: (
+        reason_text(str(p["code"]), p.get("params") or p) if p.get("code") else _("No node of the pool can ever hold it.")
+    ),
+}
+
+
+def end_reason_text(code: str, params: Params | None = None, *, exit_code: int | None = None) -> str:
+    known = dict(params or {})
+    if exit_code is not None:
+        known.setdefault("exit_code", exit_code)
+    return _said(ENDS, code, known)
+
+
+def end_text(job: Job) -> str:
+    """How a job ended; empty while it hasn't."""
+    return end_reason_text(job.end_reason, job.end_params, exit_code=job.exit_code) if job.end_reason else ""
+
+
+def why_text(job: Job) -> tuple[str, Params, str]:
+    """(code, params, sentence) of why a job is where it is: waiting for, doing, or ended by what."""
+    if job.end_reason and job.is_final:
+        return job.end_reason, job.end_params, end_text(job)
+    code, params = (job.wait_code, job.wait_params) if job.state == "WAITING" else (job.state.lower(), {})
+    return code, params, reason_text(code, params)
+
+
+# --- what happened --------------------------------------------------------------------------------------------
+
+
+def _because(text: Any) -> Sentence:
+    """``text`` plus how, where the event carries an end reason."""
+
+    def said(p: Params) -> str:
+        reason = p.get("reason") or p.get("end_reason")
+        if not reason:
+            return str(text)
+        return f"{text} {end_reason_text(str(reason), {k: v for k, v in p.items() if k != 'reason'})}"
+
+    return said
+
+
+EVENTS: dict[str, Sentence] = {
+    "submitted": lambda p: _("Submitted."),
+    "placed": _with(_l("A place was found."), "nodes", _l("On: %(nodes)s."), listed),
+    "starting": _with(_l("A place was found."), "nodes", _l("On: %(nodes)s."), listed),
+    "started": _with(_l("The program started."), "node", _ON_NODE),
+    "running": _with(_l("The program started."), "node", _ON_NODE),
+    "cancel_wanted": lambda p: _("A cancel was asked for."),
+    "cancelled": lambda p: _("Cancelled."),
+    "held": _with(_l("Held."), "why", _l("Because: %(why)s")),
+    "released": lambda p: _("Released."),
+    "stopping": _because(_l("Being stopped.")),
+    "requeued": _because(_l("Put back into the queue.")),
+    "ended": _because(_l("Ended.")),
+    "succeeded": _because(_l("Ended.")),
+    "failed": _because(_l("Failed.")),
+    "node_unknown": _with(_l("Its node is silent; the program may still run."), "node", _ON_NODE),
+    "node_back": _with(_l("Its node is back."), "node", _ON_NODE),
+    "quarantined": _with(_l("A GPU's memory was not given back in time and is set aside."), "node", _ON_NODE),
+    "report_refused": _with(_l("A report about an older attempt, a foreign or a finished rank was refused."), "node", _ON_NODE),
+    "priority_changed": _with(_l("The priority was changed."), "priority", _l("It is %(priority)s now.")),
+}
+
+
+def event_text(event: JobEvent) -> str:
+    """One line of a job's history."""
+    return event_code_text(event.code, event.params)
+
+
+def event_code_text(code: str, params: Params | None = None) -> str:
+    if code in EVENTS:
+        return _said(EVENTS, code, params)
+    # A move's event may carry the end reason itself as its code.
+    return end_reason_text(code, params) if code in ENDS else reason_text(code, params)
+
+
+# --- what was refused -----------------------------------------------------------------------------------------
+
+_HINT = "-- sh -c '…'"
+_INVALID_STATE = {
+    "cancel": _l("Job %(job)s can't be cancelled: it is %(state)s."),
+    "hold": _l("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
+    "release": _l("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
+}
+
+
+def _template(text: Any) -> Sentence:
+    return lambda p: str(text) % p
+
+
+ERRORS: dict[str, Sentence] = {
+    "quota_exceeded": _quota,
+    "invalid_state": lambda p: str(_INVALID_STATE.get(p.get("action", ""), _l("Job %(job)s is %(state)s; this is not possible now."))) % p,
+    "idempotency_conflict": _template(
+        _l("This Idempotency-Key was used for another request, which made job %(job)s. Use a new key for a new job.")
+    ),
+    "not_member": _template(_l("You are not a member of the project %(project)s that may submit jobs.")),
+    "project_not_found": _template(_l("There is no project %(project)s that you may submit to.")),
+    "project_inactive": _template(_l("The project %(project)s takes no new jobs.")),
+    "size_unreadable": _template(_l("%(value)s is no memory size; write 24G, 512M, or a number of MiB.")),
+    "size_fraction": _template(_l("%(value)s is a share of a GPU, which is not supported; write a size such as 12G.")),
+    "size_range": _template(_l("%(value)s is no possible memory size; write 24G, 512M, or a number of MiB.")),
+    "time_unreadable": _template(
+        _l("%(value)s is no time limit; write h:mm:ss such as 2:00:00, days such as 2-12:00:00, or 90m, 2h, or seconds.")
+    ),
+    "time_ambiguous": _template(_l("%(value)s may mean hours or minutes; write %(hours)s or %(minutes)s.")),
+    "time_range": _template(_l("%(value)s is no possible time limit; it must be at least a second and at most 68 years.")),
+    "command_operator": lambda p: (
+        _("The command has the shell operator %(operator)s, but no shell runs it. To use a shell, submit: %(hint)s") % {"hint": _HINT, **p}
+    ),
+    "command_quotes": lambda p: _("A quote in the command is not closed."),
+    "command_empty": lambda p: _("The command is empty; give a program and its arguments."),
+    "command_both": lambda p: _("Give either argv (a list) or command (a string), not both."),
+    "command_missing": lambda p: _("Give the program to run: argv (a list) or command (a string)."),
+    "argv_empty": lambda p: _("The command is empty; give a program and its arguments."),
+    "argv_program": lambda p: _("The first word of the command must name a program."),
+    "argv_long": _template(_l("The command has %(count)d words; the most is %(limit)d.")),
+    "argv_nul": lambda p: _("The command has a NUL character, which no program can be given."),
+    "argv_large": _template(_l("The command has %(size)d bytes; the most is %(limit)d.")),
+    "env_many": _template(_l("There are %(count)d environment variables; the most is %(limit)d.")),
+    "env_name": _template(_l("%(name)s is no name for an environment variable; use letters, digits and _.")),
+    "env_reserved": _template(_l("%(name)s is set by NebulaGrid and can't be given; leave it out.")),
+    "env_nul": _template(_l("The value of %(name)s has a NUL character, which no program can be given.")),
+    "env_value_large": _template(_l("The value of %(name)s has %(size)d bytes; the most is %(limit)d.")),
+    "env_large": _template(_l("The environment has %(size)d bytes; the most is %(limit)d.")),
+    "name_length": _template(_l("The name has %(length)d characters; it must have 1 to %(limit)d.")),
+    "name_control": lambda p: _("The name has control characters, such as a line break; leave them out."),
+    "path_long": _template(_l("The path is longer than %(limit)d bytes.")),
+    "path_nul": lambda p: _("The path has control characters; leave them out."),
+    "path_relative": _template(_l("%(value)s is not an absolute path; begin it with /.")),
+    "size_twice": lambda p: _("Give either gpu_mem or gpu_mem_mib, not both."),
+    "time_twice": lambda p: _("Give either time or time_limit_s, not both."),
+    "grace_range": _template(_l("grace_s is %(value)d; an admin allows at most %(limit)d.")),
+    "priority_staff": lambda p: _("Only an admin may submit with a priority above 0."),
+    "cpu_memory": lambda p: _("GPU memory is asked for but no GPU; leave it out, or set gpu_count to 1 or more."),
+    "log_gone": lambda p: _("There is no such attempt or rank of this job."),
+}
+
+
+def error_text(code: str, params: Params | None = None) -> str:
+    """Why a request was refused: what happened, the numbers, the way out."""
+    table = ERRORS if code in ERRORS else REASONS
+    return _said(table, code, params)

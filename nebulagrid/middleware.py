@@ -1,0 +1,78 @@
+"""Headers that keep a browser from doing what no page of ours needs, and the reader's language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.utils import translation
+from django.utils.decorators import sync_and_async_middleware
+from django.utils.translation import gettext as _
+
+GetResponse = Callable[[HttpRequest], Any]
+
+_BASE = "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'; img-src 'self' data:; "
+#: Widths and positions of bars are style attributes; <style> blocks and any inline script are refused.
+CSP = _BASE + "script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'"
+#: The admin's Alpine.js evaluates its attributes as expressions and writes a <style> block; its scripts still come from here only.
+CSP_ADMIN = _BASE + "script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline'"
+ADMIN_PREFIX = "/admin/"
+API_PREFIX = "/api/"
+
+
+def _headers_set(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    response.headers.setdefault("Content-Security-Policy", CSP_ADMIN if request.path.startswith(ADMIN_PREFIX) else CSP)
+    response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()")
+    response.headers.setdefault("X-Content-Type-Options", "nosniff")
+    if request.path.startswith(API_PREFIX):
+        response.headers.setdefault("Cache-Control", "no-store")  # answers differ from user to user
+    return response
+
+
+def _refusal(request: HttpRequest) -> HttpResponse | None:
+    """A NUL in an address: PostgreSQL refuses it as text, which would end as a 500."""
+    if "\0" in request.path or "%00" in request.META.get("QUERY_STRING", ""):
+        message = _("The address has a NUL character.")
+        return JsonResponse({"code": "invalid", "message": message, "fields": {}}, status=HTTPStatus.BAD_REQUEST)
+    return None
+
+
+@sync_and_async_middleware
+def security_headers(get_response: GetResponse) -> GetResponse:
+    if iscoroutinefunction(get_response):
+
+        async def answer_async(request: HttpRequest) -> HttpResponseBase:
+            return _headers_set(request, _refusal(request) or await get_response(request))
+
+        return answer_async
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        return _headers_set(request, _refusal(request) or get_response(request))
+
+    return answer
+
+
+def user_language(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:
+    """On pages, a user's own language goes before the browser's; a choice made on this device (cookie) goes before both.
+
+    The API follows Accept-Language alone: a program says what it wants. Causes the session's queries, which pages have anyway.
+    """
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        if (
+            not request.path.startswith(API_PREFIX)
+            and settings.LANGUAGE_COOKIE_NAME not in request.COOKIES
+            and request.user.is_authenticated
+        ):
+            wanted = request.user.language
+            if wanted in dict(settings.LANGUAGES):
+                translation.activate(wanted)
+                request.LANGUAGE_CODE = wanted
+        response: HttpResponseBase = get_response(request)
+        return response
+
+    return answer

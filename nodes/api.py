@@ -1,0 +1,189 @@
+"""Nodes and cards: everybody who is signed in may look, staff may act."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.shortcuts import get_object_or_404
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import generics, status
+from rest_framework.exceptions import NotFound
+from rest_framework.permissions import IsAdminUser
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from nodes import services, telemetry
+from nodes.models import AgentCommand, Gpu, Node, NodeState
+from nodes.serializers import (
+    CommandRequest,
+    CommandSchema,
+    DrainRequest,
+    EnrollTokenRequest,
+    EnrollTokenSchema,
+    GpuSchema,
+    NodeSchema,
+    ResumeRequest,
+    command_json,
+    foreign_counted,
+    gpu_free_mib,
+    gpu_json,
+    gpu_use,
+    is_in_service,
+    node_json,
+)
+
+
+def _gpus_of(nodes: list[Node]) -> list[Gpu]:
+    return [gpu for node in nodes for gpu in node.gpus.all()]
+
+
+def nodes_json(nodes: list[Node]) -> list[dict[str, Any]]:
+    """Nodes loaded with ``prefetch_related("gpus")``. One round trip to Redis, no query."""
+    latest = telemetry.gpus_latest(_gpus_of(nodes))
+    return [node_json(node, list(node.gpus.all()), latest) for node in nodes]
+
+
+def node_find(name: str) -> Node:
+    """Two queries. Raises Http404."""
+    return get_object_or_404(Node.objects.prefetch_related("gpus"), name=name)
+
+
+def pool_overview() -> dict[str, Any]:
+    """The pool in numbers, without a node's name: ``nodes``, ``gpus`` (idle + busy + maintenance = total), ``vram``.
+
+    Free memory counts on cards that new work may come to. Two queries, one round trip to Redis.
+    """
+    nodes = list(Node.objects.exclude(state=NodeState.RETIRED).only("pk", "name", "state", "cordoned"))
+    gpus = list(Gpu.objects.exclude(node__state=NodeState.RETIRED).select_related("node").order_by())
+    latest = telemetry.gpus_latest(gpus)
+    states = {"ready": 0, "unknown": 0, "recovering": 0, "enrolling": 0, "down": 0}
+    for node in nodes:
+        states[node.state.lower()] += 1
+    uses = {"idle": 0, "busy": 0, "maintenance": 0}
+    for gpu in gpus:
+        uses[gpu_use(gpu, latest.get(gpu.pk))] += 1
+    free = sum(gpu_free_mib(gpu, latest.get(gpu.pk)) or 0 for gpu in gpus if is_in_service(gpu))
+    return {
+        "nodes": {"total": len(nodes), **states, "cordoned": sum(node.cordoned for node in nodes)},
+        "gpus": {"total": len(gpus), **uses, "ghost": sum(bool(foreign_counted(latest.get(gpu.pk))) for gpu in gpus)},
+        "vram": {"total_mib": sum(gpu.total_mib or 0 for gpu in gpus), "free_mib": free},
+        "simulated": any(gpu.is_simulated for gpu in gpus),
+    }
+
+
+class NodeListView(generics.GenericAPIView[Node]):
+    def get_queryset(self) -> QuerySet[Node]:
+        return Node.objects.exclude(state=NodeState.RETIRED).prefetch_related("gpus").order_by("name")
+
+    @extend_schema(operation_id="node_list", summary="Nodes and their GPUs", responses=NodeSchema(many=True))
+    def get(self, request: Request) -> Response:
+        page = self.paginate_queryset(self.get_queryset())
+        return self.get_paginated_response(nodes_json(list(page or [])))
+
+
+class NodeDetailView(APIView):
+    @extend_schema(operation_id="node_get", summary="One node", responses=NodeSchema)
+    def get(self, request: Request, name: str) -> Response:
+        return Response(nodes_json([node_find(name)])[0])
+
+
+class NodeDrainView(APIView):
+    permission_classes = (IsAdminUser,)
+
+    @extend_schema(
+        operation_id="node_drain",
+        summary="Drain a node",
+        description="No new work for it; what runs there goes on. Staff only.",
+        request=DrainRequest,
+        responses=NodeSchema,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = node_find(name)
+        body = DrainRequest(data=request.data)
+        body.is_valid(raise_exception=True)
+        services.node_cordon(node=node, by=request.user, reason=body.validated_data["reason"], until=body.validated_data.get("until"))
+        return Response(nodes_json([node_find(name)])[0])
+
+
+class NodeResumeView(APIView):
+    permission_classes = (IsAdminUser,)
+
+    @extend_schema(
+        operation_id="node_resume", summary="End a drain", description="Staff only.", request=ResumeRequest, responses=NodeSchema
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = node_find(name)
+        ResumeRequest(data=request.data).is_valid(raise_exception=True)
+        services.node_resume(node=node, by=request.user)
+        return Response(nodes_json([node_find(name)])[0])
+
+
+class EnrollTokenView(APIView):
+    permission_classes = (IsAdminUser,)
+
+    @extend_schema(
+        operation_id="node_enroll_token",
+        summary="A token for a new node",
+        description="Lets one machine join once, within an hour. Staff only.",
+        request=EnrollTokenRequest,
+        responses={201: EnrollTokenSchema},
+    )
+    def post(self, request: Request) -> Response:
+        body = EnrollTokenRequest(data=request.data)
+        body.is_valid(raise_exception=True)
+        token, secret = services.enrol_token_create(by=request.user, node_name=body.validated_data["name"])
+        answer = {"token": secret, "expires_at": token.expires_at, "name": token.node_name}
+        return Response(EnrollTokenSchema(answer).data, status=status.HTTP_201_CREATED)
+
+
+class CommandListView(APIView):
+    permission_classes = (IsAdminUser,)
+
+    @extend_schema(
+        operation_id="node_command_create",
+        summary="Ask a node's agent for something",
+        description="Answers at once; the agent's word comes with its next sync, read it by the command's id. Staff only.",
+        request=CommandRequest,
+        responses={202: CommandSchema},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = get_object_or_404(Node, name=name)
+        body = CommandRequest(data=request.data)
+        body.is_valid(raise_exception=True)
+        command = services.command_create(
+            node=node, verb=body.validated_data["verb"], args=body.validated_data.get("args") or {}, by=request.user
+        )
+        return Response(command_json(command), status=status.HTTP_202_ACCEPTED)
+
+
+class CommandDetailView(APIView):
+    permission_classes = (IsAdminUser,)
+
+    @extend_schema(operation_id="node_command_get", summary="What came of a command", description="Staff only.", responses=CommandSchema)
+    def get(self, request: Request, name: str, id: int) -> Response:
+        command = AgentCommand.objects.select_related("node", "created_by").filter(pk=id, node__name=name).first()
+        if command is None:
+            raise NotFound
+        return Response(command_json(command))
+
+
+class GpuListView(generics.GenericAPIView[Gpu]):
+    """In a fixed order: by node, then by index."""
+
+    def get_queryset(self) -> QuerySet[Gpu]:
+        found = Gpu.objects.exclude(node__state=NodeState.RETIRED).select_related("node").order_by("node__name", "index", "pk")
+        node = self.request.query_params.get("node")
+        return found.filter(node__name=node) if node else found
+
+    @extend_schema(
+        operation_id="gpu_list",
+        summary="GPUs",
+        parameters=[OpenApiParameter("node", str, description="Only this node's.")],
+        responses=GpuSchema(many=True),
+    )
+    def get(self, request: Request) -> Response:
+        page = list(self.paginate_queryset(self.get_queryset()) or [])
+        latest = telemetry.gpus_latest(page)
+        return self.get_paginated_response([gpu_json(gpu, latest.get(gpu.pk)) for gpu in page])

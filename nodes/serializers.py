@@ -1,0 +1,255 @@
+"""Nodes and cards as JSON, built from loaded rows and the latest telemetry: nothing here causes a query."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.utils.translation import gettext as _
+from rest_framework import serializers
+
+from nodes.models import AgentCommand, Gpu, GpuState, Node, NodeState
+from nodes.wording import advice_text
+
+#: Below this, foreign use is the driver's own and does not count (D1).
+FOREIGN_FLOOR_MIB = 512
+
+
+def uuid_short(uuid: str) -> str:
+    """``GPU-4f1c2a90-…`` → ``GPU-4f1c2a90`` (D13); what has no such form is cut to 16 characters."""
+    head, dash, rest = uuid.partition("-")
+    first = rest.partition("-")[0]
+    return f"{head}-{first}" if dash and head.isalpha() and len(first) >= 8 else uuid[:16]
+
+
+def _iso(at: Any) -> str | None:
+    return at.isoformat().replace("+00:00", "Z") if at is not None else None
+
+
+def foreign_counted(status: Mapping[str, Any] | None) -> int:
+    """Ghost use in MiB as far as it counts."""
+    mib = int((status or {}).get("foreign_mib") or 0)
+    return mib if mib > FOREIGN_FLOOR_MIB else 0
+
+
+def is_in_service(gpu: Gpu) -> bool:
+    """Whether new work may come to this card. Reads ``gpu.node``."""
+    return gpu.state == GpuState.HEALTHY and gpu.node.takes_work
+
+
+def gpu_use(gpu: Gpu, status: Mapping[str, Any] | None) -> str:
+    """idle | busy | maintenance: the three parts that the pool's cards fall into."""
+    if gpu.live_slices or foreign_counted(status):
+        return "busy" if gpu.state == GpuState.HEALTHY else "maintenance"
+    return "idle" if is_in_service(gpu) else "maintenance"
+
+
+def gpu_free_mib(gpu: Gpu, status: Mapping[str, Any] | None) -> int | None:
+    """What slices and ghost use leave; None = the card's size is unknown."""
+    if gpu.total_mib is None:
+        return None
+    if gpu.is_exclusive:
+        return 0
+    return max(0, gpu.total_mib - gpu.held_mib - foreign_counted(status))
+
+
+def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``gpu`` with its node loaded. What the hardware does not tell is null, never 0; so is all of a node that is silent."""
+    known = status or {}
+    sampled = known.get("sampled_at")
+    util = known.get("util_pct")
+    return {
+        "uuid": gpu.uuid,
+        "short": uuid_short(gpu.uuid),
+        "node": gpu.node.name,
+        "index": gpu.index,
+        "model": gpu.model,
+        "vendor": gpu.vendor,
+        "state": gpu.state,
+        "state_reason": gpu.state_reason,
+        "total_mib": gpu.total_mib,
+        "nominal_mib": gpu.nominal_mib,
+        "held_mib": gpu.held_mib,
+        "free_mib": gpu_free_mib(gpu, status),
+        "live_slices": gpu.live_slices,
+        "exclusive": gpu.is_exclusive,
+        "simulated": gpu.is_simulated,
+        "compute_capability": gpu.compute_capability,
+        "pci_bus_id": gpu.pci_bus_id,
+        "used_mib": known.get("used_mib"),
+        "util_pct": util,
+        "mem_util_pct": known.get("mem_util_pct"),
+        "temp_c": known.get("temp_c"),
+        "power_w": known.get("power_w"),
+        "foreign_mib": known.get("foreign_mib"),
+        "sampled_at": _iso(datetime.fromtimestamp(sampled, UTC)) if sampled is not None else None,
+        "stale": bool(known.get("stale", True)),
+        # A card whose use nobody can read is not called idle.
+        "is_idle": gpu_use(gpu, status) == "idle" and util is not None and util < 5 and not known.get("stale", True),
+    }
+
+
+def node_json(node: Node, gpus: Sequence[Gpu], latest: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """``latest``: card id → status. load_pct is the mean GPU utilisation of the cards that tell it."""
+    told = [status["util_pct"] for gpu in gpus if (status := latest.get(gpu.pk)) and status.get("util_pct") is not None]
+    return {
+        "name": node.name,
+        "state": node.state,
+        "cordoned": node.cordoned,
+        "cordon_reason": node.cordon_reason,
+        "cordoned_until": _iso(node.cordoned_until),
+        "simulated": node.is_simulated,
+        "hostname": node.hostname,
+        "address": node.address,
+        "os": node.os,
+        "agent_version": node.agent_version,
+        "driver_version": node.driver_version,
+        "cuda_version": node.cuda_version,
+        "cpu_cores": node.cpu_cores,
+        "memory_mib": node.memory_mib,
+        "last_seen_at": _iso(node.last_seen_at),
+        "advice": [{"code": str(code), "text": advice_text(str(code))} for code in node.advice],
+        "load_pct": round(sum(told) / len(told)) if told else None,
+        "gpus": [gpu_json(gpu, latest.get(gpu.pk)) for gpu in gpus],
+    }
+
+
+def command_json(command: AgentCommand) -> dict[str, Any]:
+    """``command`` with node and created_by loaded."""
+    return {
+        "id": command.pk,
+        "node": command.node.name,
+        "verb": command.verb,
+        "args": command.args,
+        "state": command.state,
+        "text": command.text,
+        "created_by": command.created_by.email if command.created_by is not None else None,
+        "created_at": _iso(command.created_at),
+        "expires_at": _iso(command.expires_at),
+        "finished_at": _iso(command.finished_at),
+    }
+
+
+# --- in ---------------------------------------------------------------------------------------------------------
+
+
+class Text(serializers.CharField):
+    """A JSON string, never made from a number."""
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
+class NodeInput(serializers.Serializer[Any]):
+    """Refuses fields that it does not know. A twin of quotas.serializers.InputSerializer: this room does not import that one."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        unknown = [key for key in data if key not in self.fields] if isinstance(data, Mapping) else []
+        if unknown:
+            raise serializers.ValidationError({str(key)[:60]: [self._unknown(str(key))] for key in unknown[:10]}, code="unknown_field")
+        return super().to_internal_value(data)
+
+    def _unknown(self, key: str) -> str:
+        near = difflib.get_close_matches(key[:60], list(self.fields), n=1, cutoff=0.6)
+        if near:
+            return _("There is no such field. Did you mean %(near)s?") % {"near": near[0]}
+        return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(self.fields) or _("none")}
+
+
+class DrainRequest(NodeInput):
+    reason = Text(max_length=200, help_text="Shown to everybody whose job waits.")
+    until = serializers.DateTimeField(required=False, allow_null=True, help_text="The node resumes by itself then.")
+
+
+class ResumeRequest(NodeInput):
+    """A body without fields."""
+
+
+class EnrollTokenRequest(NodeInput):
+    name = serializers.SlugField(required=False, allow_blank=True, default="", max_length=63, help_text="Empty: the machine's own name.")
+
+
+class CommandRequest(NodeInput):
+    verb = Text(max_length=20, help_text="diagnose, ping, reset, selftest, tail, warmup")
+    args = serializers.DictField(required=False)
+
+
+# --- for OpenAPI --------------------------------------------------------------------------------------------------
+
+
+class AdviceSchema(serializers.Serializer[Any]):
+    code = serializers.CharField()
+    text = serializers.CharField()
+
+
+class GpuSchema(serializers.Serializer[Any]):
+    uuid = serializers.CharField()
+    short = serializers.CharField()
+    node = serializers.CharField()
+    index = serializers.IntegerField()
+    model = serializers.CharField()
+    vendor = serializers.CharField()
+    state = serializers.ChoiceField(choices=GpuState.values)
+    state_reason = serializers.CharField()
+    total_mib = serializers.IntegerField(allow_null=True)
+    nominal_mib = serializers.IntegerField(allow_null=True)
+    held_mib = serializers.IntegerField()
+    free_mib = serializers.IntegerField(allow_null=True, help_text="What slices and ghost use leave.")
+    live_slices = serializers.IntegerField()
+    exclusive = serializers.BooleanField()
+    simulated = serializers.BooleanField()
+    compute_capability = serializers.CharField()
+    pci_bus_id = serializers.CharField()
+    used_mib = serializers.IntegerField(allow_null=True)
+    util_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which a kernel ran.")
+    mem_util_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which memory was read or written.")
+    temp_c = serializers.IntegerField(allow_null=True)
+    power_w = serializers.IntegerField(allow_null=True)
+    foreign_mib = serializers.IntegerField(allow_null=True, help_text="Memory of processes that belong to no job.")
+    sampled_at = serializers.DateTimeField(allow_null=True)
+    stale = serializers.BooleanField()
+    is_idle = serializers.BooleanField(help_text="False also where the use can't be read.")
+
+
+class NodeSchema(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    state = serializers.ChoiceField(choices=NodeState.values)
+    cordoned = serializers.BooleanField()
+    cordon_reason = serializers.CharField()
+    cordoned_until = serializers.DateTimeField(allow_null=True)
+    simulated = serializers.BooleanField()
+    hostname = serializers.CharField()
+    address = serializers.CharField()
+    os = serializers.CharField()
+    agent_version = serializers.CharField()
+    driver_version = serializers.CharField()
+    cuda_version = serializers.CharField()
+    cpu_cores = serializers.IntegerField(allow_null=True)
+    memory_mib = serializers.IntegerField(allow_null=True)
+    last_seen_at = serializers.DateTimeField(allow_null=True)
+    advice = AdviceSchema(many=True)
+    load_pct = serializers.IntegerField(allow_null=True)
+    gpus = GpuSchema(many=True)
+
+
+class EnrollTokenSchema(serializers.Serializer[Any]):
+    token = serializers.CharField(help_text="Shown once; good for one machine and one hour.")
+    expires_at = serializers.DateTimeField()
+    name = serializers.CharField()
+
+
+class CommandSchema(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    node = serializers.CharField()
+    verb = serializers.CharField()
+    args = serializers.DictField()
+    state = serializers.ChoiceField(choices=AgentCommand.State.values)
+    text = serializers.CharField()
+    created_by = serializers.CharField(allow_null=True)
+    created_at = serializers.DateTimeField()
+    expires_at = serializers.DateTimeField()
+    finished_at = serializers.DateTimeField(allow_null=True)

@@ -1,0 +1,18 @@
+"""REST routes of this room, below /api/v1/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from nodes import api
+
+urlpatterns = [
+    path("nodes/", api.NodeListView.as_view(), name="api-nodes"),
+    path("nodes/enroll-token", api.EnrollTokenView.as_view(), name="api-enroll-token"),
+    path("nodes/<str:name>", api.NodeDetailView.as_view(), name="api-node-detail"),
+    path("nodes/<str:name>/drain", api.NodeDrainView.as_view(), name="api-node-drain"),
+    path("nodes/<str:name>/resume", api.NodeResumeView.as_view(), name="api-node-resume"),
+    path("nodes/<str:name>/commands", api.CommandListView.as_view(), name="api-node-commands"),
+    path("nodes/<str:name>/commands/<int:id>", api.CommandDetailView.as_view(), name="api-node-command-detail"),
+    path("gpus/", api.GpuListView.as_view(), name="api-gpus"),
+]

@@ -1,0 +1,109 @@
+"""What comes in and goes out as JSON. Input is strict: a field of the wrong type or an unknown one is named, never guessed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+from rest_framework import serializers
+
+
+class StrictInteger(serializers.IntegerField):
+    """A JSON number without a fraction. ``"5"``, ``true`` and 5.0 are refused: a typing error is told, not repaired."""
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, bool) or not isinstance(data, int):
+            self.fail("invalid")
+        return int(data)
+
+
+class StrictBoolean(serializers.BooleanField):
+    def to_internal_value(self, data: Any) -> bool:
+        if not isinstance(data, bool):
+            raise serializers.ValidationError(_("Must be true or false."), code="invalid")
+        return data
+
+
+class StrictChar(serializers.CharField):
+    """A JSON string, kept as it is: not trimmed, never made from a number."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("trim_whitespace", False)
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        return super().to_internal_value(data)
+
+
+class InputSerializer(serializers.Serializer[Any]):
+    """Refuses fields that it does not know, and names the nearest that it does."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            unknown = [key for key in data if key not in self.fields]
+            if unknown:
+                raise serializers.ValidationError({str(key)[:60]: [self._unknown(str(key))] for key in unknown[:10]}, code="unknown_field")
+        return super().to_internal_value(data)
+
+    def _unknown(self, key: str) -> str:
+        near = difflib.get_close_matches(key[:60], list(self.fields), n=1, cutoff=0.6)
+        if near:
+            return _("There is no such field. Did you mean %(near)s?") % {"near": near[0]}
+        return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(self.fields)}
+
+
+class TokenRequest(InputSerializer):
+    email = StrictChar(max_length=254, trim_whitespace=True)
+    password = StrictChar(max_length=1000, style={"input_type": "password"})
+    name = StrictChar(max_length=80, required=False, default="api", help_text="Tells your tokens apart, such as the machine's name.")
+    ttl_s = StrictInteger(
+        min_value=60, max_value=10 * 365 * 86_400, required=False, allow_null=True, help_text="Seconds until it expires; default 1 year."
+    )
+
+
+class TokenAnswer(serializers.Serializer[Any]):
+    token = serializers.CharField(help_text="Shown once and never again.")
+    prefix = serializers.CharField()
+    expires_at = serializers.DateTimeField(allow_null=True)
+
+
+class ApiTokenSerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    prefix = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    expires_at = serializers.DateTimeField(allow_null=True)
+    last_used_at = serializers.DateTimeField(allow_null=True)
+
+
+class MeProject(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    title = serializers.CharField()
+    role = serializers.CharField(help_text="lead, user or viewer")
+    is_personal = serializers.BooleanField()
+
+
+class MeQuota(serializers.Serializer[Any]):
+    """null = no limit."""
+
+    gpu_hours = serializers.IntegerField(allow_null=True)
+    used_gpu_hours = serializers.FloatField()
+    resets_at = serializers.DateTimeField()
+    max_active_jobs = serializers.IntegerField(allow_null=True)
+    active_jobs = serializers.IntegerField()
+    max_cards = serializers.IntegerField(allow_null=True)
+    held_cards = serializers.IntegerField()
+
+
+class Me(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    email = serializers.CharField()
+    is_staff = serializers.BooleanField()
+    language = serializers.CharField()
+    zone = serializers.CharField()
+    projects = MeProject(many=True)
+    quota = MeQuota()

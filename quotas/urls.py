@@ -1,0 +1,14 @@
+"""REST routes of this room, below /api/v1/."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from quotas import api
+
+urlpatterns = [
+    path("token", api.TokenView.as_view(), name="api-token"),
+    path("me", api.MeView.as_view(), name="api-me"),
+    path("tokens/", api.TokenListView.as_view(), name="api-tokens"),
+    path("tokens/<int:id>", api.TokenDetailView.as_view(), name="api-token-detail"),
+]
