@@ -16,7 +16,7 @@ from jobs.requests import JobRequest
 from jobs.scheduler import types as core
 from nodes import telemetry
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
-from quotas.selectors import users_over_limit
+from quotas.selectors import cards_room, projects_over_limit, users_over_limit
 
 NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels")
 GPU_FIELDS = (
@@ -160,7 +160,7 @@ def _running(slices: tuple[core.Slice, ...]) -> tuple[core.Running, ...]:
 
 
 def build(now: datetime) -> core.Snapshot:
-    """Everything a pass may know. Ten queries and one Redis round trip, whatever the size."""
+    """Everything a pass may know. Twelve queries and one Redis round trip, whatever the size."""
     nodes = nodes_read(with_latest=True)
     slices = slices_read()
     failed_on: dict[int, set[int]] = defaultdict(set)
@@ -178,7 +178,9 @@ def build(now: datetime) -> core.Snapshot:
             "time_limit_s", "held", "held_why", "held_by__email",
         )
     )  # fmt: skip
-    over = users_over_limit({row[7] for row in waiting}, now=now)
+    owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
+    over, over_projects = users_over_limit(owners, now=now), projects_over_limit(projects, now=now)
+    room, room_projects = cards_room(users=owners, projects=projects)
     jobs: list[core.Job] = []
     requests: dict[tuple[Any, ...], core.Request] = {}
     for pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by in waiting:
@@ -190,6 +192,10 @@ def build(now: datetime) -> core.Snapshot:
             hold, params = "held", {"by": by or "", "why": why}
         elif owner in over:
             hold, params = "quota_exceeded", over[owner]
+        elif project in over_projects:
+            hold, params = "quota_exceeded", over_projects[project]
+        elif (left := min(room.get(owner, count), room_projects.get(project, count))) < count:
+            hold, params = "cards_exceeded", {"needed": count, "room": max(0, left)}
         jobs.append(
             core.Job(
                 id=pk,

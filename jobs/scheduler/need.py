@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jobs.scheduler import reasons
-from jobs.scheduler.types import Gpu, Policy, Reason, Request, Slice
+from jobs.scheduler.types import Gpu, Node, Policy, Reason, Request, Slice
 
 GIB = 1024
 NOMINAL_SIZES_MIB = tuple(gib * GIB for gib in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192))
@@ -130,3 +130,11 @@ def request_error(request: Request) -> Reason | None:
     if request.gpu_count % request.nodes:
         return Reason(code=reasons.UNEVEN_NODES, params={"gpu_count": request.gpu_count, "nodes": request.nodes})
     return None
+
+
+def cpu_ranks_max(node: Node) -> int:
+    """How many ranks without a card one node runs at once: one a core, at least 4 (unknown cores count as few).
+
+    A loop that submits ten thousand of them must not take the machine from the jobs that use its cards.
+    """
+    return max(4, node.cpu_cores or 0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jobs.scheduler import reasons
 from jobs.scheduler.binding import binding_reason, refusal_code, refusal_reason
-from jobs.scheduler.need import request_error
+from jobs.scheduler.need import cpu_ranks_max, request_error
 from jobs.scheduler.never import Inventory, never_reason
 from jobs.scheduler.order import Ends, cards_waited_for, queue_order
 from jobs.scheduler.pool import Pool
@@ -94,8 +94,13 @@ class _Pass:
         return reason
 
     def _why_no_nodes(self, request: Request) -> Reason:
-        """A job without cards waits only for nodes that take work."""
+        """A job without cards waits only for nodes that take work and have a core left for it."""
         away = [item.node for item in self.pool.nodes if not item.node.takes_work]
+        if len(self.pool.nodes) - len(away) >= request.nodes:
+            free = sum(item.node.takes_work and item.has_cpu_room for item in self.pool.nodes)
+            largest = max((item.node for item in self.pool.nodes if item.node.takes_work), key=lambda node: (cpu_ranks_max(node), -node.id))
+            params = {"needed": request.nodes, "free": free, "limit": cpu_ranks_max(largest), "node": largest.name}
+            return Reason(code=reasons.CPU_BUSY, params=params)
         if request.nodes > 1:
             free = len(self.pool.nodes) - len(away)
             return Reason(code=reasons.NODES_SHORT, params={"needed": request.nodes, "free": free})

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from jobs.scheduler.binding import CardView, NodeView
-from jobs.scheduler.need import Need, cards_per_node, foreign_counted_mib, need_on
+from jobs.scheduler.need import Need, cards_per_node, cpu_ranks_max, foreign_counted_mib, need_on
 from jobs.scheduler.never import kind_of
 from jobs.scheduler.score import TOPOLOGY_WEIGHT, WEIGHTS, card_score, slice_fragmentation, whole_fragmentation
 from jobs.scheduler.topology import ROUND, Nearness, choose_set, pair_nearness
@@ -68,6 +68,10 @@ class PoolNode:
         self.version = 0
         self.cpu_ranks = node.live_cpu_ranks
         self._near: tuple[Nearness | None, float] | None = None
+
+    @property
+    def has_cpu_room(self) -> bool:
+        return self.cpu_ranks < cpu_ranks_max(self.node)
 
     def near(self) -> tuple[Nearness | None, float]:
         if self._near is None:
@@ -300,9 +304,9 @@ class Pool:
     # Jobs without cards
 
     def place_cpu(self, job: int, *, nodes: int, avoid: frozenset[int]) -> Placement | None:
-        """Ranks without cards, on the nodes with the fewest of them per core; None = too few nodes take work."""
+        """Ranks without cards, on the nodes with the fewest of them per core; None = too few nodes have room for one."""
         if self.cpu_heap is None:
-            self.cpu_heap = [self._cpu_entry(node) for node in self.nodes if node.node.takes_work]
+            self.cpu_heap = [self._cpu_entry(node) for node in self.nodes if node.node.takes_work and node.has_cpu_room]
             heapq.heapify(self.cpu_heap)
         if len(self.cpu_heap) < nodes:
             return None
@@ -321,7 +325,8 @@ class Pool:
         chosen.sort(key=lambda node: node.node.id)
         for node in chosen:
             node.cpu_ranks += 1
-            heapq.heappush(self.cpu_heap, self._cpu_entry(node))
+            if node.has_cpu_room:
+                heapq.heappush(self.cpu_heap, self._cpu_entry(node))
         ranks = tuple(RankPlacement(index=index, node=node.node.id, grants=()) for index, node in enumerate(chosen))
         return Placement(job=job, ranks=ranks)
 

@@ -16,6 +16,7 @@ SLICE_LIMIT: Final = "slice_limit"
 FOREIGN_USE: Final = "foreign_use"
 BLOCKED_BY: Final = "blocked_by"
 NODES_SHORT: Final = "nodes_short"
+CPU_BUSY: Final = "cpu_busy"
 # Waiting: hardware is out of service.
 NO_NODE: Final = "no_node"
 NO_GPU: Final = "no_gpu"
@@ -26,6 +27,7 @@ MEMORY_UNKNOWN: Final = "memory_unknown"
 # Waiting: held; these come with the job (``Job.hold``, ``Job.hold_params``) and pass through unchanged.
 HELD: Final = "held"
 QUOTA_EXCEEDED: Final = "quota_exceeded"
+CARDS_EXCEEDED: Final = "cards_exceeded"
 # One card or one node is of the wrong kind; said by ``grant_for`` and ``fits``, and by ``plan`` only as a never_* code.
 VENDOR: Final = "vendor"
 MODEL: Final = "model"
@@ -83,6 +85,12 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     },
     BLOCKED_BY: {"job": "the job ahead that the free cards are kept for", "node": "where they are"},
     NODES_SHORT: {"needed": "nodes asked for", "free": "nodes that take work now"},
+    CPU_BUSY: {
+        "needed": "nodes asked for",
+        "free": "nodes that have room for one more rank without a card",
+        "limit": "such ranks that the largest node runs at once, one a core",
+        "node": "that node",
+    },
     NO_NODE: {},
     NO_GPU: {"nodes": "known nodes, none of which has a card"},
     NODE_CORDONED: {"node": "a node that could serve the job", "nodes": "how many such nodes are cordoned"},
@@ -96,6 +104,7 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     MEMORY_UNKNOWN: {"node": "where it is", "gpu": "a card whose memory size can't be read", "cards": "how many such cards there are"},
     HELD: {"by": "who holds it; None = the system", "why": "what they wrote; None = nothing"},
     QUOTA_EXCEEDED: {"used": "used so far", "limit": "the limit", "resets_at": "when the limit starts anew; None = never"},
+    CARDS_EXCEEDED: {"needed": "cards asked for", "room": "cards that the owner or the project may still hold"},
     VENDOR: {"asked": "asked for", "have": "what the card is"},
     MODEL: {"asked": "asked for", "have": "what the card is"},
     ARCH: {"asked": "asked for", "have": "what the card is; None = unknown"},

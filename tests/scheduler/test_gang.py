@@ -83,6 +83,12 @@ def test_cpu_jobs_go_to_the_node_with_the_fewest_ranks_per_core() -> None:
     case.expect("b", "b", "b", "b", "a")  # b: 4/16 … 7/16 are below a's 2/4; then 8/16 = 2/4 and a has fewer ranks
 
 
+def test_a_node_runs_one_cpu_job_a_core_and_at_least_four() -> None:
+    case = Case().node("a", cpu_cores=6, live_cpu_ranks=3).node("b", cpu_cores=None, live_cpu_ranks=4).job(cards=0, count=4)
+    case.expect("a", "a", "a", None)  # 6 - 3 = 3 left on a; b has no known cores and its four
+    case.expect_reason(reasons.CPU_BUSY, job=4, needed=1, free=0, limit=6, node="a")
+
+
 def test_cpu_jobs_run_where_there_is_no_card_or_no_card_is_free() -> None:
     Case().node("a", cards=0).job(cards=0).expect("a")
     Case().node("a").taken("a:0").job(cards=0).expect("a")

@@ -1,0 +1,95 @@
+"""Several schedulers at once: nothing is oversold, no job starts twice, whoever wins. On SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from django.db import close_old_connections
+
+from agent.protocol import Observed
+from jobs.lifecycle import JobState
+from jobs.models import Attempt, Job, Rank
+from jobs.services import job_cancel, schedule_pass
+from jobs.services.schedule import pass_run
+from nodes.models import Node
+from tests.jobs.lab import Lab
+from tests.threads import in_threads
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def pool(lab: Lab, *, jobs: int) -> None:
+    for number in range(5):
+        lab.node(f"n{number}", *[24564] * 4)
+    rng = random.Random(7)
+    for _ in range(jobs):
+        count = rng.choice([1, 1, 1, 2])
+        lab.submit(gpu_count=count, gpu_mem_mib=rng.choice([4096, 8192, 12288, 20480]), nodes=1)
+
+
+def test_twenty_passes_at_once_never_oversell() -> None:
+    lab = Lab()
+    pool(lab, jobs=500)
+    answers = in_threads(20, lambda _: pass_run())
+    assert not [answer for answer in answers if isinstance(answer, BaseException)]
+    started = [pk for answer in answers for pk in answer.started]  # type: ignore[attr-defined]
+    assert started
+    assert len(started) == len(set(started)), "a job was started twice"
+    assert Attempt.objects.count() == len(started)
+    lab.check()
+
+
+def test_passes_reports_and_cancels_at_once_keep_every_invariant() -> None:
+    lab = Lab()
+    pool(lab, jobs=80)
+    schedule_pass()
+
+    def turn(number: int) -> object:
+        rng = random.Random(number)
+        for _ in range(3):
+            if number % 3 == 0:
+                pass_run()
+            elif number % 3 == 1:
+                job = rng.choice(list(Job.objects.exclude(state__in=("SUCCEEDED", "FAILED"))))
+                job_cancel(job=job, by=None)
+            else:
+                _agent_turn(lab, Node.objects.order_by("pk")[number % 5], rng)
+        close_old_connections()
+        return None
+
+    answers = in_threads(9, turn)
+    assert not [answer for answer in answers if isinstance(answer, BaseException)], answers
+    pass_run()
+    lab.check()
+
+
+def _agent_turn(lab: Lab, node: Node, rng: random.Random) -> None:
+    """An honest agent's sync: what it was told to start runs or has ended; what it was told to stop has stopped."""
+    from agent.protocol import ExitInfo
+    from jobs.services.observe import observed_apply
+
+    seen = []
+    for rank in Rank.objects.filter(node=node, is_forgotten=False).select_related("attempt").exclude(desired="FORGET"):
+        if rank.observed in ("EXITED", "LAUNCH_FAILED"):
+            continue
+        if rank.desired == "STOP" or rng.random() < 0.5:
+            cause = "stopped" if rank.desired == "STOP" else "exited"
+            exit_info = ExitInfo(cause=cause, code=0)  # type: ignore[arg-type]
+            seen.append(
+                Observed(rank=rank.key, epoch=rank.attempt.epoch, state="EXITED", exit=exit_info, released=True, final_log_offset=0)
+            )
+        else:
+            seen.append(Observed(rank=rank.key, epoch=rank.attempt.epoch, state="RUNNING"))
+    observed_apply(node=node, observed=seen, now=lab.now, boot_changed=False)
+
+
+def test_of_two_schedulers_one_waits_for_the_other() -> None:
+    lab = Lab()
+    lab.node("n1", 24564)
+    job = lab.submit()
+    answers = in_threads(2, lambda _: schedule_pass())
+    started = [pk for answer in answers if answer for pk in answer.started]  # type: ignore[attr-defined]
+    assert started == [job.pk]
+    assert Job.objects.get(pk=job.pk).state == JobState.STARTING
+    lab.check()
