@@ -355,11 +355,11 @@ class SessionGroup:
     def members(self) -> list[procs.Stat]:
         table = list(procs.process_all())
         by_pid = {s.pid: s for s in table}
-        shim = self._living(by_pid, self._shim)
-        if shim is not None:
+        shim = self._find(by_pid, self._shim)
+        if shim is not None and not shim.is_dead:
             # The shim's own helpers stay in its session, which no program can enter.
             return [s for s in procs.descendants([shim.pid], table) if s.sid != shim.sid and not s.is_dead]
-        program = self._living(by_pid, self._program)
+        program = self._find(by_pid, self._program)  # even a dead one still is the leader of its session
         session = program.pid if program is not None else -1
         roots = [s.pid for s in table if session in (s.pid, s.sid) or procs.has_mark(s.pid, self._mark)]
         found = {s.pid: s for s in procs.descendants(roots, table)}
@@ -369,7 +369,7 @@ class SessionGroup:
         return [s for s in found.values() if not s.is_dead]
 
     @staticmethod
-    def _living(table: dict[int, procs.Stat], who: tuple[int, int] | None) -> procs.Stat | None:
+    def _find(table: dict[int, procs.Stat], who: tuple[int, int] | None) -> procs.Stat | None:
         found = table.get(who[0]) if who else None
         return found if found is not None and who is not None and found.start == who[1] else None
 

@@ -8,6 +8,7 @@ on a second pipe, which a successful exec closes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -143,11 +144,26 @@ def _prepare_and_exec(
     # 6. The program, looked up in the job's own PATH.
     argv: list[str] = list(spec["argv"])
     try:
-        os.execvpe(argv[0], argv, env)  # noqa: S606 - without a shell is the point
+        _exec(argv, env)
     except (ValueError, UnicodeError, IndexError) as error:
         raise LaunchFailed("spec", f"The command or its environment cannot be passed on: {error}") from error
     except OSError as error:
         raise LaunchFailed("exec", f"{error.strerror}: {argv[0]!r}{_exec_hint(argv[0])}") from error
+
+
+def _exec(argv: list[str], env: dict[str, str]) -> None:
+    """As execvpe, PATH of ``env``; but that one imports a module on the way, and as another user we may read none."""
+    program = argv[0]
+    folders = [""] if "/" in program else env.get("PATH", os.defpath).split(":")
+    denied: OSError | None = None
+    for folder in folders:
+        try:
+            os.execve(f"{folder}/{program}" if folder else program, argv, env)  # noqa: S606 - without a shell is the point
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            denied = error  # a later folder may have one that we may run
+    raise denied or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def account_find(name: str | None, *, min_uid: int = MIN_UID) -> pwd.struct_passwd | None:

@@ -78,22 +78,30 @@ def file_write(path: str, name: str, value: dict[str, Any], *, durable: bool = F
 
 def _claim_sign(fd: int) -> None:
     stat = procs.process_stat(os.getpid())
-    text = json.dumps({"pid": os.getpid(), "start": stat.start if stat else 0}).encode()
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, text, 0)
+    text = json.dumps({"pid": os.getpid(), "start": stat.start if stat else 0})
+    os.pwrite(fd, f"{text:<64}".encode(), 0)  # one write of one length: a reader sees the old or the new, never half
 
 
-def claim_create(path: str) -> int | None:
+def claim_block(path: str) -> bool:
+    """See to it that no shim can ever claim this rank. False: one has already."""
+    fd = claim_create(path, is_shim=False)
+    if fd is not None:
+        os.close(fd)
+    return fd is not None
+
+
+def claim_create(path: str, *, is_shim: bool = True) -> int | None:
     """Claim a rank that nobody ever claimed; the descriptor holds the claim. None: it was claimed before.
 
-    The file appears already locked, so that nobody can take a claim for abandoned that is only just being made.
+    Only a shim signs, because signed is who may be signalled. The file appears already locked, so that nobody can take a claim for abandoned that is only just being made.
     Raises FileNotFoundError when the directory is gone.
     """
     temporary = f"{path}/.{CLAIM}.{os.getpid()}"
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        _claim_sign(fd)
+        if is_shim:
+            _claim_sign(fd)
         os.link(temporary, f"{path}/{CLAIM}")
     except FileExistsError:
         os.close(fd)
@@ -142,7 +150,7 @@ def claim_held(path: str) -> bool | None:
 
 
 def claim_owner(path: str) -> tuple[int, int] | None:
-    """Pid and start time of the shim that made the claim last."""
+    """Pid and start time of the shim that made the claim last; None when no shim ever did."""
     found = file_read(path, CLAIM)
     return (int(found["pid"]), int(found["start"])) if found else None
 

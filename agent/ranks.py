@@ -329,7 +329,11 @@ class RankProcesses:
                 held.adopt_at = None
                 self._ask(held, adopt=True)
             elif held.pidfd is None and held.asked_at is None and held.adopt_at is None:
-                self._refresh(held, is_alive=rankdir.claim_held(held.path) is True)
+                is_alive = rankdir.claim_held(held.path) is True
+                owner = rankdir.claim_owner(held.path) if is_alive and held.shim is None else None
+                if owner is not None:
+                    self._watch(held, owner)
+                self._refresh(held, is_alive=is_alive)
             elif held.told.state == "PREPARING" and now - held.starting_since > _LOOK_S:
                 self._refresh(held)
 
@@ -376,10 +380,7 @@ class RankProcesses:
     def _never_started(self, held: _Held, text: str) -> None:
         """Make sure that nothing of it can run any more, and say so."""
         try:
-            fd = rankdir.claim_create(held.path)
-            if fd is not None:
-                os.close(fd)
-            elif rankdir.claim_held(held.path):
+            if not rankdir.claim_block(held.path) and rankdir.claim_held(held.path):
                 return
             group = self._group(held)
             group.kill()
@@ -400,10 +401,10 @@ class RankProcesses:
         order = rankdir.file_read(path, rankdir.SPEC)
         plan = order["group"] if order else self.layout.plan(row.rank)
         held = self._held[row.rank] = _Held(row.rank, path, cgroups.group_open(plan), RankState(rank=row.rank, state="PREPARING"))
-        held.told = state = self._recover_state(row, held, order is not None)
+        held.told = state = self._recover_state(row, held)
         return state
 
-    def _recover_state(self, row: Recoverable, held: _Held, has_order: bool) -> RankState:
+    def _recover_state(self, row: Recoverable, held: _Held) -> RankState:
         # 1. It ended and was written down, by the shim or by an earlier agent.
         final = _final_read(held.rank, held.path)
         if final is not None:
@@ -414,12 +415,8 @@ class RankProcesses:
             cause: ExitCause = "node_rebooted" if started else "never_started"
             return self._ended(held, cause, f"This boot is {self.boot_id}, that one was {row.boot_id}.")
         # 3. Nobody ever claimed it. We do, so that a shim that is still on its way can't.
-        if not has_order or rankdir.claim_held(held.path) is None:
-            fd = rankdir.claim_create(held.path) if os.path.isdir(held.path) else None
-            if fd is not None or not os.path.isdir(held.path):
-                if fd is not None:
-                    os.close(fd)
-                return self._ended(held, "never_started", "The agent ended before the program was started.")
+        if not os.path.isdir(held.path) or rankdir.claim_block(held.path):
+            return self._ended(held, "never_started", "The agent ended before the program was started.")
         # 4. Its shim lives: watch.
         if rankdir.claim_held(held.path):
             owner = rankdir.claim_owner(held.path)

@@ -247,10 +247,8 @@ class Shim:
             return
         self.stop = Stop(self.group, order, lead_s=self.order["term_lead_s"], checkpoint=self._checkpoint())
         self._reap()
-        if self.main_ended:
-            self.stop = None  # it was faster: its end is its own
-        else:
-            self.stop.begin(now)
+        if self.main_ended or not self.stop.begin(now):
+            self.stop = None  # the program was faster: its end is its own
 
     def _lease_at(self) -> float | None:
         """When the node must stop this rank by itself (boot time); None = never. The agent notes each answered sync."""

@@ -61,12 +61,14 @@ class Stop:
         checkpoint.newest = begun["newest"]
         return stop
 
-    def begin(self, now: float) -> None:
-        """Send the first signal."""
+    def begin(self, now: float) -> bool:
+        """Send the first signal. False: nobody was left to get it."""
         if now >= self.deadline:
+            if not self.group.populated():
+                return False
             self._save()
             self.group.kill()
-            return
+            return True
         self.checkpoint.look()
         members = self.group.members()
         for stat in members:
@@ -74,21 +76,20 @@ class Stop:
                 self._handlers.add((stat.pid, stat.start))
         self._save()
         sent = [h for h in self._handlers if procs.signal_send(*h, signal.SIGUSR1)]
-        if not sent:
-            self._term()
+        return bool(sent) or self._term()
 
-    def _term(self) -> None:
+    def _term(self) -> bool:
+        """SIGTERM to all. False: nobody was left to get it."""
         self._termed = True
         sent: set[tuple[int, int]] = set()
         for _ in range(3):  # what was forked while we looked gets it too
             fresh = {(s.pid, s.start) for s in self.group.members()} - sent
             self._handlers.update(who for who in fresh if procs.catches(who[0], signal.SIGTERM))
-            for who in fresh:
-                procs.signal_send(*who, signal.SIGTERM)
-            sent |= fresh
+            sent |= {who for who in fresh if procs.signal_send(*who, signal.SIGTERM)}
             if not fresh:
                 break
         self._save()
+        return bool(sent)
 
     def _save(self) -> None:
         rankdir.file_write(

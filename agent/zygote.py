@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 class Zygote:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
+        self._wake_read, self._wake_write = os.pipe()
         self._shims: dict[int, str] = {}  # pid → rank directory; a child's pid is its own until we reap it
         self._orphans: dict[int, str] = {}  # program whose shim died → rank directory
 
     def run(self) -> NoReturn:
         """Serve until the agent is gone."""
-        wake_read, wake_write = os.pipe()
-        os.set_blocking(wake_read, False)
-        os.set_blocking(wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
         gc.collect()
         gc.freeze()
         gc.disable()
         while True:
             for fd, _ in poll.poll():
-                if fd == wake_read:
+                if fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
-                        os.read(wake_read, 4096)
+                        os.read(self._wake_read, 4096)
                     self._reap()
                 else:
                     self._serve()
@@ -71,8 +71,10 @@ class Zygote:
             self._answer({"rank": order["rank"], "error": f"The shim could not be forked: {error}"})
             return
         if pid == 0:
-            # A fork keeps the wake-up pipe: without this line the shim's signals would wake the zygote.
+            # A shim keeps nothing of ours; its signals must not write into our wake-up pipe either.
             signal.set_wakeup_fd(-1)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
             self._line.close()
             shim.shim_run(order["dir"], adopt=order["op"] == "adopt")
         self._shims[pid] = order["dir"]

@@ -1,0 +1,174 @@
+"""What a program gets from its shim, and what is written down when it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from agent import procs
+from agent.protocol import ExitInfo
+from tests.agent.rank_lab import PYTHON, Lab, wait_until
+
+is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+def test_it_keeps_output_and_exit_code(lab: Lab) -> None:
+    rank = lab.start("sh", "-c", "echo out; echo err >&2; exit 3")
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=3)
+    assert lab.text(rank) == "out\nerr\n"
+    assert [s.state for s in lab.history] == ["RUNNING", "EXITED"]
+    assert lab.ranks.tree_gone(rank)
+
+
+def test_it_tells_the_signal_that_ended_the_program(lab: Lab) -> None:
+    rank = lab.start("sh", "-c", "kill -SEGV $$")
+    assert lab.end(rank).exit == ExitInfo(cause="exited", signal=signal.SIGSEGV)
+
+
+def test_it_passes_words_and_variables_as_they_are(lab: Lab) -> None:
+    words = ("☠", "训练", "$(touch x)", "a'b\"c", "two\nlines", "")
+    code = "import os, sys; print(sys.argv[1:]); print(ascii(os.environ['WORT']))"
+    rank = lab.start(*PYTHON, code, *words, env={"WORT": "größe 🎉\udcff", "PYTHONUTF8": "1"}, workdir="/")
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
+    assert lab.text(rank).splitlines() == [str(list(words)), ascii("größe 🎉\udcff")]
+
+
+def test_it_gives_a_clean_process(lab: Lab, tmp_path: Path) -> None:
+    code = """
+import os, signal
+print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])   # without the listing itself
+print(os.readlink('/proc/self/fd/0'), os.getcwd(), oct(os.umask(0)), os.getsid(0) == os.getpid())
+status = dict(line.split(':', 1) for line in open('/proc/self/status'))
+print([int(status[k], 16) for k in ('SigBlk', 'ShdPnd')], int(status['SigIgn'], 16) & 1 << signal.SIGHUP - 1, status['NoNewPrivs'].strip())
+print(sorted(os.environ))
+"""
+    rank = lab.start(*PYTHON, code, workdir=str(tmp_path), env={"MINE": "1"})
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
+    files, place, signals, env = lab.text(rank).splitlines()
+    assert files == "[0, 1, 2]"
+    assert place == f"/dev/null {tmp_path} 0o22 True"
+    assert signals == "[0, 0] 0 1"
+    assert env == str(sorted(["LANG", "LC_CTYPE", "MINE", "NEBULA_ARTIFACTS", "NEBULA_RANK_MARK", "PATH"])) or "LC_CTYPE" not in env
+
+
+def test_it_keeps_the_rank_private(lab: Lab) -> None:
+    rank = lab.start("sh", "-c", "echo x > $NEBULA_ARTIFACTS/model")
+    lab.end(rank)
+    folder = lab.ranks.rank_dir(rank)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
+    assert (folder / "artifacts" / "model").read_text() == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "fields", "kind", "text"),
+    [
+        (("pyhton", "x.py"), {}, "exec", "No such file or directory: 'pyhton'"),
+        (("/etc/passwd",), {}, "exec", "Permission denied: '/etc/passwd'"),
+        (("sh",), {"workdir": "/no/such"}, "workdir", "Cannot enter the working directory '/no/such': No such file or directory"),
+        (("sh",), {"unix_user": "no-such-user"}, "user", "There is no user 'no-such-user' on this node"),
+        (("sh", "a\0b"), {}, "spec", "The command or its environment cannot be passed on: embedded null byte"),
+        (("sh", "x" * 200_000), {}, "exec", "Argument list too long: 'sh'"),
+    ],
+)
+def test_it_says_why_a_program_cannot_start(lab: Lab, argv: tuple[str, ...], fields: dict[str, str], kind: str, text: str) -> None:
+    rank = lab.start(*argv, **fields)
+    state = lab.end(rank)
+    assert (state.state, state.launch_error, state.launch_detail) == ("LAUNCH_FAILED", kind, text)
+    assert [s.state for s in lab.history] == ["LAUNCH_FAILED"]
+    assert lab.ranks.tree_gone(rank)
+    assert lab.ranks.layout.names() == []
+
+
+def test_it_names_a_missing_interpreter(lab: Lab, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/no/such/bash\n")
+    script.chmod(0o755)
+    state = lab.end(lab.start(str(script)))
+    assert state.launch_detail == f"No such file or directory: '{script}' (its interpreter is '/no/such/bash')"
+
+
+def test_it_finds_the_program_in_the_jobs_own_path(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("#!/bin/sh\necho found\n")
+    (tmp_path / "mine").chmod(0o755)
+    rank = lab.start("mine", env={"PATH": str(tmp_path)})
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
+    assert lab.text(rank) == "found\n"
+
+
+@is_root
+def test_it_becomes_the_mapped_user(lab: Lab) -> None:
+    lab.data.mkdir()
+    for folder in [lab.data, *lab.data.parents]:  # pytest's directories are root's alone
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    code = 'echo $(id -u):$(id -g):$(id -G) $HOME $USER; echo x > "$NEBULA_ARTIFACTS/x"; ! cat "$NEBULA_ARTIFACTS/../spec.json"'
+    rank = lab.start("bash", "-c", code, unix_user="nobody", workdir="/")
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0), lab.text(rank)
+    assert "65534:65534:65534 /nonexistent nobody" in lab.text(rank)
+
+
+@is_root
+def test_it_never_runs_as_an_account_of_the_system(lab: Lab) -> None:
+    for job, (user, uid) in enumerate({"root": 0, "daemon": 1}.items(), 1):
+        state = lab.end(lab.start("id", unix_user=user, rank=f"{job}.1.0"))
+        assert (state.state, state.launch_error) == ("LAUNCH_FAILED", "user")
+        assert state.launch_detail == f"'{user}' has uid {uid}; jobs only run as users with uid 1000 and above"
+
+
+def test_a_setsid_child_does_not_survive_the_programs_end(lab: Lab) -> None:
+    code = "import os, time\nif os.fork(): os._exit(5)\nos.setsid()\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
+    rank = lab.start(
+        "sh",
+        "-c",
+        f'{PYTHON[0]} -I -S -c "$0"; while ! [ -s "$1" ]; do sleep 0.01; done; exit 4',
+        code,
+        str(lab.data / "ranks/1.1.0/output.log"),
+    )
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=4)
+    child = int(lab.text(rank))
+    wait_until(lambda: procs.process_stat(child) is None or procs.process_stat(child).is_dead, "the child's end")
+    assert lab.ranks.tree_gone(rank)
+
+
+def test_it_ends_at_its_time_limit(lab: Lab) -> None:
+    rank = lab.start("sleep", "600", time_limit_s=1, grace_s=5)
+    state = lab.end(rank)
+    assert state.exit == ExitInfo(cause="time_limit", signal=signal.SIGTERM, detail="The time limit of 1 s is over.")
+
+
+def test_it_ends_when_the_lease_runs_out_and_not_while_it_is_renewed(lab: Lab) -> None:
+    rank = lab.running("sleep", "600", lease_s=600)
+    lab.ranks.lease_renew(procs.boottime())
+    lab.ranks.lease_set(rank, None)
+    other = lab.running("sleep", "600", rank="2.1.0", lease_s=1, grace_s=5)
+    assert lab.end(other).exit == ExitInfo(
+        cause="lease_expired", signal=signal.SIGTERM, detail="The control plane was silent for too long."
+    )
+    assert lab.states[rank].state == "RUNNING"
+
+
+def test_it_tells_when_the_kernel_killed_for_memory(new_lab) -> None:
+    lab = new_lab(memory_mib=64)
+    if not (lab.ranks.layout.extra.get("memory") or Path(lab.ranks.layout.main or "/", "memory.max").exists()):
+        pytest.skip("no memory controller")
+    rank = lab.start(*PYTHON, "x = bytearray(400 << 20)")
+    exit = lab.end(rank).exit
+    assert exit is not None
+    assert (exit.cause, exit.signal) == ("host_memory", signal.SIGKILL)
+
+
+def test_a_fork_bomb_meets_its_limit_and_is_cleared_away(new_lab) -> None:
+    lab = new_lab(pids_max=20)
+    if not (lab.ranks.layout.extra.get("pids") or Path(lab.ranks.layout.main or "/", "pids.max").exists()):
+        pytest.skip("no pids controller")
+    code = "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(600)\nexcept OSError: raise SystemExit(9)"
+    rank = lab.start(*PYTHON, code)
+    exit = lab.end(rank).exit
+    assert exit is not None
+    assert (exit.cause, exit.code) == ("pids_limit", 9)
+    assert lab.ranks.tree_gone(rank)
