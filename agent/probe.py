@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
 import time
@@ -53,7 +54,7 @@ class Probe(Protocol):
         """A request is older than the deadline."""
 
     def fileno(self) -> int | None:
-        """A descriptor to watch, or None."""
+        """A descriptor that turns readable when `poll` has something; the same one for ever. None: nothing to watch."""
 
     def request(self, *, processes: bool) -> None:
         """Ask for a sample; does nothing while one is outstanding (a wish for processes is remembered)."""
@@ -136,6 +137,7 @@ class ChildProbe:
         self._argv = list(argv or [sys.executable, "-P", "-m", "agent.probe"])
         self._deadline_s, self._kill_after_s = deadline_s, kill_after_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._epoll = select.epoll()  # outlives the children, whose pipes come and go
         self._buffer = b""
         self._asked_at: float | None = None  # since when nothing was answered
         self._sent_at = 0.0  # when the outstanding request was written
@@ -148,7 +150,7 @@ class ChildProbe:
         return self._asked_at is not None and time.monotonic() - self._asked_at >= self._deadline_s
 
     def fileno(self) -> int | None:
-        return self._child.stdout.fileno() if self._child is not None and self._child.stdout is not None else None
+        return self._epoll.fileno()
 
     @property
     def child_pid(self) -> int | None:
@@ -168,6 +170,8 @@ class ChildProbe:
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
+        if child.stdout is not None:
+            self._epoll.register(child.stdout.fileno(), select.EPOLLIN)
         self._child, self._buffer, self._killed = child, b"", False
         return True
 
@@ -248,15 +252,34 @@ class ChildProbe:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=2.0)
             self._gone()
+        self._epoll.close()
+
+
+def cards_to(cards: Cards) -> dict[str, Any]:
+    """Cards → JSON, for the pipe and for the store."""
+    return {
+        "gpus": [g.to_json() for g in cards.gpus],
+        "links": [link.to_json() for link in cards.links],
+        "driver": cards.driver_version,
+        "cuda": cards.cuda_version,
+        "simulated": cards.simulated,
+    }
+
+
+def cards_from(found: dict[str, Any]) -> Cards:
+    """JSON → Cards. Raises KeyError or ProtocolError."""
+    return Cards(
+        gpus=tuple(from_json(GpuInfo, g) for g in found["gpus"]),
+        links=tuple(from_json(LinkInfo, link) for link in found["links"]),
+        driver_version=found["driver"],
+        cuda_version=found["cuda"],
+        simulated=found["simulated"],
+    )
 
 
 def _sample_to(sample: Sample) -> dict[str, Any]:
     return {
-        "gpus": [g.to_json() for g in sample.cards.gpus],
-        "links": [link.to_json() for link in sample.cards.links],
-        "driver": sample.cards.driver_version,
-        "cuda": sample.cards.cuda_version,
-        "simulated": sample.cards.simulated,
+        "cards": cards_to(sample.cards),
         "status": [s.to_json() for s in sample.status],
         "processes": None if sample.processes is None else [p.to_json() for p in sample.processes],
         "processes_read": sample.processes_read,
@@ -268,13 +291,7 @@ def _sample_to(sample: Sample) -> dict[str, Any]:
 def _sample_from(found: dict[str, Any], *, at: float) -> Sample:
     return Sample(
         at=at,
-        cards=Cards(
-            gpus=tuple(from_json(GpuInfo, g) for g in found["gpus"]),
-            links=tuple(from_json(LinkInfo, link) for link in found["links"]),
-            driver_version=found["driver"],
-            cuda_version=found["cuda"],
-            simulated=found["simulated"],
-        ),
+        cards=cards_from(found["cards"]),
         status=tuple(from_json(GpuStatus, s) for s in found["status"]),
         processes=None if found["processes"] is None else tuple(from_json(GpuProcess, p) for p in found["processes"]),
         processes_read=found["processes_read"],

@@ -1,0 +1,342 @@
+"""The ranks of this node between the control plane's orders and the processes: adopt, start, stop, report, forget.
+
+Called by the loop's thread only. `changed()` is called whenever there is something new to report.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from agent.artifacts import ArtifactUploader
+from agent.endings import Endings
+from agent.hardware import Hardware
+from agent.jobenv import SpecError, environment
+from agent.logs import LogShipper
+from agent.processes import Processes, RankState, Recoverable
+from agent.procs import boottime
+from agent.protocol import Desired, ExitInfo, Observed, RankId, RankSpec, from_json, rank_parts, spec_sha256
+from agent.reconcile import DEFAULT_GRACE_S, Forget, Held, Lease, Refuse, Start, Stop, Warn, diff
+from agent.store import RankRow, Store
+
+log = logging.getLogger("nebula-agent")
+
+FINAL = ("EXITED", "LAUNCH_FAILED")
+
+
+class RankDesk:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        processes: Processes,
+        shipper: LogShipper,
+        uploader: ArtifactUploader,
+        hardware: Hardware,
+        boot_id: str,
+        cuda_visible: str,
+        identity: str,
+        changed: Callable[[], None],
+        give_up_s: float,
+    ) -> None:
+        self._store, self._processes, self._hardware = store, processes, hardware
+        self._shipper, self._uploader = shipper, uploader
+        self._boot_id, self._cuda_visible, self._identity = boot_id, cuda_visible, identity
+        self._changed = changed
+        self.live: dict[RankId, RankState] = {}  # rows that are not final: the last state before the end
+        self._stops: dict[RankId, float] = {}  # rank → grace of the stop that was asked
+        self._answered_boot: float | None = None
+        self.endings = Endings(
+            store=store,
+            processes=processes,
+            view=hardware.view,
+            probe_ask=lambda: hardware.request(processes=True),
+            artifacts=self._artifacts_add,
+            give_up_s=give_up_s,
+        )
+
+    # --- at the start -----------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Bring the store and what really runs together, before anything is said to the control plane."""
+        now = time.monotonic()
+        rows = list(self._store.ranks().values())
+        # Ranks that ended and are not proven gone are named too, so that what is left of them can still be killed.
+        told = [r for r in rows if r.spec is not None and (not r.is_final or r.released is None)]
+        states = self._processes.recover([Recoverable(rank=r.rank, spec=r.spec, boot_id=r.boot_id) for r in told if r.spec is not None])
+        states = [s for s in states if not self._store.ranks()[s.rank].is_final]
+        states += self._adopt_strangers()
+        for state in states:
+            row = self._store.ranks()[state.rank]
+            self._shipper.track(state.rank, self.output(state.rank), offset=row.log_offset, is_new=False)
+            if state.state in FINAL:
+                self._shipper.end(state.rank)
+                self.endings.add(state, now=now)
+            else:
+                self.live[state.rank] = state
+        for row in rows:
+            if row.is_final:
+                self._resume(row, now)
+        adopted = len(self.live)
+        log.info("%d ranks adopted, %d ended while no agent ran.", adopted, len(states) - adopted)
+        self._place()
+
+    def _resume(self, row: RankRow, now: float) -> None:
+        """Go on with what an earlier agent left undone of a rank that it had reported."""
+        if not row.log_done:
+            self._shipper.track(row.rank, self.output(row.rank), offset=row.log_offset, is_new=False)
+            self._shipper.end(row.rank)
+        if not row.log_done or row.released is None:
+            self.endings.resume(row, now=now)
+        if not row.artifacts_done and not self._artifacts_add(row.rank):
+            self.artifacts_done(row.rank)
+
+    def _adopt_strangers(self) -> list[RankState]:
+        """Ranks that run here though the store does not know them (a lost data file): take them in from their own files."""
+        found: list[RankState] = []
+        for rank in self._processes.strangers():
+            if self._store.rank(rank) is not None:
+                continue
+            try:
+                order = json.loads((self._processes.rank_dir(rank) / "spec.json").read_text(encoding="utf-8"))
+                spec, boot_id = from_json(RankSpec, order["spec"]), str(order["boot_id"])
+            except (OSError, ValueError, KeyError) as error:
+                log.error("Something runs here as rank %s, which the store does not know and whose spec is not readable: %s", rank, error)
+                continue
+            log.warning("Rank %s runs here though the store does not know it; it is taken in.", rank)
+            self._store.rank_prepare(
+                rank=rank,
+                epoch=rank_parts(rank)[1],
+                spec=spec,
+                spec_sha256=spec_sha256(spec),
+                boot_id=boot_id,
+                lease_s=order.get("lease_s"),
+            )
+            found += self._processes.recover([Recoverable(rank=rank, spec=spec, boot_id=boot_id)])
+        return found
+
+    # --- what happens -----------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what the processes' side has to tell."""
+        for state in self._processes.poll():
+            if self._store.rank(state.rank) is None:
+                continue
+            self._changed()
+            if state.state in FINAL:
+                self._ended(state)
+                continue
+            self.live[state.rank] = state
+            if state.state == "RUNNING" and self._holds_cards(state.rank):
+                self._place()
+                self._hardware.processes_soon()
+
+    def _ended(self, state: RankState) -> None:
+        self.endings.add(state, now=time.monotonic())
+        self._shipper.end(state.rank)
+        if self._holds_cards(state.rank):
+            self._place()
+            self._hardware.request(processes=True)
+
+    def step(self) -> None:
+        """Move the endings on."""
+        if self.endings.step(time.monotonic()):
+            self._changed()
+            self.live = {r: s for r, s in self.live.items() if (row := self._store.rank(r)) is not None and not row.is_final}
+
+    def log_done(self, rank: RankId, length: int) -> None:
+        self.endings.log_done(rank, length)
+
+    def artifacts_done(self, rank: RankId) -> None:
+        row = self._store.rank(rank)
+        if row is not None:
+            self._store.rank_update(rank, artifacts_done=True)
+            if row.forgotten:
+                self._purge(rank)
+
+    def lease_check(self) -> None:
+        """Self-fence: without an answered sync for the lease, stop. The shims count too, for the time without an agent."""
+        if self._answered_boot is None:
+            return
+        for rank in self.live:
+            row = self._store.rank(rank)
+            if row is None or row.lease_s is None or rank in self._stops or rank in self.endings.open:
+                continue
+            if boottime() >= self._answered_boot + row.lease_s:
+                log.error("No answered sync for %d s: rank %s is stopped by its lease.", row.lease_s, rank)
+                grace_s = row.spec.grace_s if row.spec is not None else DEFAULT_GRACE_S
+                self._stops[rank] = grace_s
+                self._processes.stop(rank, grace_s=grace_s, cause="lease_expired", reason="The control plane was silent for too long.")
+
+    # --- what is told ------------------------------------------------------------------------------------------
+
+    def observed(self) -> tuple[Observed, ...]:
+        """Every rank that is not forgotten. One that ended is RUNNING until its report is complete (see endings)."""
+        found: list[Observed] = []
+        for row in self._store.ranks().values():
+            if row.forgotten:
+                continue
+            seen = row.observed()
+            live = self.live.get(row.rank)
+            if live is not None and not row.is_final:
+                seen = from_json(Observed, {**seen.to_json(), "state": live.state, "started_at": live.started_at})
+            found.append(seen)
+        return tuple(found)
+
+    def holders(self) -> dict[str, list[RankId]]:
+        """Card → ranks of ours that hold it, those that ended and are not released included."""
+        found: dict[str, list[RankId]] = {}
+        for rank in dict.fromkeys((*self.live, *self.endings.open)):
+            row = self._store.rank(rank)
+            if row is None or row.spec is None or (rank in self.endings.open and not self.endings.holds(rank)):
+                continue
+            for grant in row.spec.gpus:
+                found.setdefault(grant.uuid, []).append(rank)
+        return found
+
+    def output(self, rank: RankId) -> str:
+        return str(self._processes.rank_dir(rank) / "output.log")
+
+    def output_path(self, rank: RankId) -> str | None:
+        """The rank's output file, None when this node does not hold the rank."""
+        return self.output(rank) if self._store.rank(rank) is not None else None
+
+    def _holds_cards(self, rank: RankId) -> bool:
+        row = self._store.rank(rank)
+        return row is not None and row.spec is not None and bool(row.spec.gpus)
+
+    def _place(self) -> None:
+        """Tell a simulation what runs, so that its cards' memory follows."""
+        running = {}
+        for rank, state in self.live.items():
+            row = self._store.rank(rank)
+            if state.state == "RUNNING" and rank not in self.endings.open and row is not None and row.spec is not None and row.spec.gpus:
+                running[rank] = row.spec.gpus
+        self._hardware.place(running)
+
+    # --- orders -----------------------------------------------------------------------------------------------
+
+    def _held(self) -> dict[RankId, Held]:
+        found: dict[RankId, Held] = {}
+        for row in self._store.ranks().values():
+            state = row.state
+            if not row.is_final and row.rank in self.live:
+                state = self.live[row.rank].state
+            # Ended and not reported yet is final for every order: a STOP then has nothing to do.
+            if not row.is_final and row.rank in self.endings.open:
+                state = "EXITED"
+            found[row.rank] = Held(
+                rank=row.rank,
+                epoch=row.epoch,
+                state=state,
+                spec_sha256=row.spec_sha256,
+                stop_grace_s=self._stops.get(row.rank),
+                lease_s=row.lease_s,
+            )
+        return found
+
+    def apply(self, desired: Mapping[RankId, Desired], *, sent_boot: float) -> None:
+        """Carry out the desired list of a sync sent at ``sent_boot`` (CLOCK_BOOTTIME).
+
+        All rows that it takes are durable before the first start.
+        """
+        self._answered_boot = sent_boot
+        actions = diff(desired, self._held(), tombstones=self._store.tombstones())
+        if any(d.lease_s is not None for d in desired.values()) or any(r.lease_s is not None for r in self._store.ranks().values()):
+            self._processes.lease_renew(sent_boot)
+        starts: list[tuple[Start, dict[str, str]]] = []
+        if actions:
+            with self._store.batch():
+                for action in actions:
+                    if isinstance(action, Start):
+                        env = self._prepare(action)
+                        if env is not None:
+                            starts.append((action, env))
+                    elif isinstance(action, Refuse):
+                        self._refuse(action)
+                    elif isinstance(action, Lease):
+                        self._store.rank_update(action.rank, lease_s=action.lease_s)
+        for action in actions:
+            if isinstance(action, Stop):
+                log.info("Rank %s is stopped (%s), grace %g s.", action.rank, action.reason or "no reason given", action.grace_s)
+                self._stops[action.rank] = action.grace_s
+                self._processes.stop(action.rank, grace_s=action.grace_s, reason=action.reason)
+            elif isinstance(action, Forget):
+                self._forget(action)
+            elif isinstance(action, Lease):
+                self._processes.lease_set(action.rank, action.lease_s)
+            elif isinstance(action, Warn):
+                log.warning("Rank %s: %s", action.rank, action.text)
+        for start, env in starts:
+            self.live[start.rank] = RankState(rank=start.rank, state="PREPARING")
+            self._shipper.track(start.rank, self.output(start.rank))
+            self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s)
+
+    def _prepare(self, start: Start) -> dict[str, str] | None:
+        """Row and fence of a rank; its environment, or None when it can't be started (which the row then says)."""
+        self._store.rank_prepare(
+            rank=start.rank,
+            epoch=start.epoch,
+            spec=start.spec,
+            spec_sha256=start.spec_sha256,
+            boot_id=self._boot_id,
+            lease_s=start.lease_s,
+            baseline=self._hardware.view.foreign_of([g.uuid for g in start.spec.gpus]),
+        )
+        try:
+            if start.spec.unix_user is not None and self._identity == "same":
+                raise SpecError('The job wants another Unix user, and this agent runs jobs as itself (identity = "same").', "user")
+            return environment(
+                rank=start.rank,
+                spec=start.spec,
+                gpus=self._hardware.view.gpus,
+                cuda_visible=self._cuda_visible,
+                artifacts=str(self._processes.rank_dir(start.rank) / "artifacts"),
+            )
+        except SpecError as error:
+            log.warning("Rank %s cannot be started: %s", start.rank, error)
+            self._store.rank_update(
+                start.rank,
+                state="LAUNCH_FAILED",
+                launch_error=error.kind,
+                launch_detail=str(error),
+                final_log_offset=0,
+                released=True,
+                log_done=True,
+                artifacts_done=True,
+            )
+            self._changed()
+            return None
+
+    def _refuse(self, action: Refuse) -> None:
+        log.warning("Rank %s: %s", action.rank, action.detail)
+        exit_info = ExitInfo(cause=action.cause, detail=action.detail)
+        self._store.rank_refuse(rank=action.rank, epoch=action.epoch, boot_id=self._boot_id, exit=exit_info)
+        self._changed()
+
+    def _forget(self, action: Forget) -> None:
+        row = self._store.rank(action.rank)
+        if row is None:
+            self._store.tombstone(rank_parts(action.rank)[0], action.epoch)
+            return
+        if action.rank in self.endings.open and (not row.is_final or self.endings.holds(action.rank)):
+            return  # not even reported, or its cards are not proven free: this FORGET comes again
+        self._stops.pop(action.rank, None)
+        self.endings.drop(action.rank)
+        self._shipper.drop(action.rank)
+        with self._store.batch():
+            self._store.tombstone(row.job, action.epoch)
+            if not row.artifacts_done:
+                self._store.rank_update(action.rank, forgotten=True)  # the directory stays until its files are uploaded
+        if row.artifacts_done:
+            self._purge(action.rank)
+
+    def _purge(self, rank: RankId) -> None:
+        # The directory first: a crash between the two leaves a row, whose FORGET is then repeated.
+        self._processes.forget(rank)
+        self._store.rank_delete(rank)
+
+    def _artifacts_add(self, rank: RankId) -> bool:
+        return self._uploader.add(rank, str(self._processes.rank_dir(rank) / "artifacts"))
