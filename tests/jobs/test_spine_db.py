@@ -317,7 +317,7 @@ def test_an_admin_who_confirms_a_loss_lets_the_job_go_on_elsewhere_and_the_old_r
     old = first.ranks.get()
     lab.reports[node.pk][old.key] = Observed(rank=old.key, epoch=1, state="EXITED", exit=ExitInfo(cause="stopped", signal=9), released=True)
     lab.sync(node)
-    assert [part.state for part in lab.slices(job)][0] == "RELEASED"
+    assert lab.slices(job)[0].state == "RELEASED"
     old.refresh_from_db()
     assert old.observed == "LOST"
     lab.check()
