@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.core.handlers.asgi import ASGIRequest
 from django.db.models import F, Prefetch, Q, QuerySet
-from django.http import HttpResponse, StreamingHttpResponse
-from django.http.response import HttpResponseBase
-from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
-from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import generics, status
-from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs import logs, services, wording
-from jobs.agent_api import artifact_path
-from jobs.lifecycle import LIVE, RANK_FINAL, JobState
-from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
-from jobs.selectors import attempt_latest, jobs_visible_to, rank_find, wait_ahead
+from jobs.lifecycle import LIVE, JobState
+from jobs.models import Attempt, Job, JobEvent, Rank, Slice
+from jobs.parameters import bad_parameter, job_find
+from jobs.selectors import jobs_visible_to, wait_ahead
 from jobs.serializers import (
-    ArtifactSchema,
     Empty,
     EventSchema,
     HoldRequest,
     JobSchema,
-    LogSchema,
     SubmitRequest,
     UsageSchema,
     WhySchema,
-    artifact_json,
     event_json,
     job_json,
 )
@@ -77,14 +64,6 @@ def _current(job: Job) -> Attempt | None:
     return found[0] if found else None
 
 
-def job_find(user: User, id: int, jobs: QuerySet[Job] | None = None) -> Job:
-    """One query. Raises NotFound for what the user may not see, just as for what isn't there."""
-    job = (jobs_visible_to(user) if jobs is None else jobs).filter(pk=id).first()
-    if job is None:
-        raise NotFound(_("There is no job %(id)s.") % {"id": id})
-    return job
-
-
 def _position(job: Job) -> int | None:
     """Place in the queue, 1 = head. One query; None for a job that does not take part."""
     return wait_ahead(job) + 1 if job.state == JobState.WAITING and not job.held else None
@@ -106,23 +85,6 @@ def jobs_rows(user: User, page: list[Job]) -> list[dict[str, Any]]:
     return [job_json(job, reader=user, attempt=_current(job), position=places.get(job.pk)) for job in page]
 
 
-# --- query parameters ---------------------------------------------------------------------------------------------
-
-
-def _bad(name: str, message: str) -> ValidationError:
-    return ValidationError({name: [message]})
-
-
-def _whole(request: Request, name: str, default: int | None, *, least: int = 0, most: int = 2**53) -> int | None:
-    """A whole number from the query. Raises ValidationError."""
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not re.fullmatch(r"[0-9]{1,16}", text) or not least <= int(text) <= most:
-        raise _bad(name, _("Must be a whole number from %(least)d to %(most)d.") % {"least": least, "most": most})
-    return int(text)
-
-
 def _jobs_filtered(request: Request) -> QuerySet[Job]:
     query, user = request.query_params, request.user
     jobs = jobs_visible_to(user)
@@ -131,14 +93,14 @@ def _jobs_filtered(request: Request) -> QuerySet[Job]:
         wrong = [part for part in states if part not in JobState.__members__]
         if wrong:
             values = {"wrong": wrong[0][:40], "states": ", ".join(JobState)}
-            raise _bad("state", _("%(wrong)s is no state; there are: %(states)s.") % values)
+            raise bad_parameter("state", _("%(wrong)s is no state; there are: %(states)s.") % values)
         jobs = jobs.filter(state__in=states)
     owner = query.get("owner", "all")
     if owner == "me":
         jobs = jobs.filter(owner=user)
     elif owner != "all":
         if "@" not in owner:
-            raise _bad("owner", _("Must be me, all, or an e-mail address."))
+            raise bad_parameter("owner", _("Must be me, all, or an e-mail address."))
         jobs = jobs.filter(owner__email=owner.lower())
     if project := query.get("project"):
         jobs = jobs.filter(project__name=project)
@@ -148,7 +110,9 @@ def _jobs_filtered(request: Request) -> QuerySet[Job]:
         jobs = jobs.filter(match | Q(pk=int(number)) if re.fullmatch(r"[0-9]{1,18}", number) else match)
     ordering = query.get("ordering", "-id")
     if ordering.removeprefix("-") not in ORDERINGS:
-        raise _bad("ordering", _("Must be one of %(orderings)s, with - in front for the reverse.") % {"orderings": ", ".join(ORDERINGS)})
+        raise bad_parameter(
+            "ordering", _("Must be one of %(orderings)s, with - in front for the reverse.") % {"orderings": ", ".join(ORDERINGS)}
+        )
     return jobs.order_by(ordering, "-id") if ordering.removeprefix("-") != "id" else jobs.order_by(ordering)
 
 
@@ -217,7 +181,7 @@ class JobSubmitView(APIView):
     def post(self, request: Request) -> Response:
         key = request.headers.get("Idempotency-Key")
         if key is not None and not _KEY.fullmatch(key):
-            raise _bad("Idempotency-Key", _("Must have 1 to 200 visible ASCII characters."))
+            raise bad_parameter("Idempotency-Key", _("Must have 1 to 200 visible ASCII characters."))
         body = SubmitRequest(data=request.data)
         body.is_valid(raise_exception=True)
         job, is_new = services.job_submit(
@@ -247,7 +211,7 @@ class JobCancelView(APIView):
     @extend_schema(
         operation_id="job_cancel",
         summary="Cancel a job",
-        description="A waiting job ends at once, a running one is stopped politely. Idempotent; 409 `invalid_state` if it has ended already.",
+        description="A waiting job ends at once, a running one is stopped politely. Idempotent; 409 `invalid_state` if it has ended.",
         request=Empty,
         responses=JobSchema,
     )
@@ -305,195 +269,6 @@ class JobEventsView(generics.GenericAPIView[JobEvent]):
         job = job_find(request.user, id)
         page = self.paginate_queryset(JobEvent.objects.filter(job=job).select_related("by").order_by("id"))
         return self.get_paginated_response([event_json(event) for event in page or []])
-
-
-# --- logs ---------------------------------------------------------------------------------------------------------
-
-
-def _rank_asked(request: Request, job: Job) -> Rank | None:
-    """The rank that ?attempt= and ?rank= name; None = the job has not started yet. Raises NotFound, ValidationError."""
-    epoch = _whole(request, "attempt", None, most=2**31 - 1)
-    index = _whole(request, "rank", 0, most=2**31 - 1) or 0
-    rank = rank_find(job=job, epoch=epoch, index=index)
-    if rank is None and (epoch is not None or index or attempt_latest(job) is not None):
-        raise NotFound(wording.error_text("log_gone"), code="log_gone")
-    return rank
-
-
-def _is_over(rank: Rank, length: int) -> bool:
-    """No byte will be added to this log."""
-    if rank.attempt.ended_at is not None or logs.log_is_closed(rank.key):
-        return True
-    return rank.observed in RANK_FINAL and rank.final_log_offset is not None and length >= rank.final_log_offset
-
-
-def utf8_window(data: bytes, *, is_end: bool, is_tail: bool = False) -> tuple[int, str, int]:
-    """Bytes of a log → (bytes skipped, text, bytes left over).
-
-    A character cut at the end is left for the next read, unless this is the end. With ``is_tail`` the read began at a
-    byte that nobody chose, so the rest of a cut character (at most 3 bytes) is skipped. What is no UTF-8 becomes U+FFFD.
-    """
-    skipped = 0
-    if is_tail:
-        while skipped < min(3, len(data)) and data[skipped] & 0xC0 == 0x80:
-            skipped += 1
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(data[skipped:], final=is_end)
-    return skipped, text, len(decoder.getstate()[0])
-
-
-_LOG_WHICH = [
-    OpenApiParameter("attempt", int, description="Default: the running or last one."),
-    OpenApiParameter("rank", int, description="Default: 0."),
-]
-
-
-class JobLogsView(APIView):
-    @extend_schema(
-        operation_id="job_logs",
-        summary="A piece of a job's output",
-        description=(
-            "Offsets are bytes. Ask for `next_offset` next; a character is never split. `tail=BYTES` reads the end. An offset past the end "
-            "answers with the end. `is_complete` = the piece ends where the log does, and nothing will be added."
-        ),
-        parameters=[
-            *_LOG_WHICH,
-            OpenApiParameter("offset", int, description="Default: 0."),
-            OpenApiParameter("limit", int, description=f"At most so many bytes, 4 to {LOG_LIMIT_MAX}; default {LOG_LIMIT}."),
-            OpenApiParameter("tail", int, description="Instead of offset: the last so many bytes."),
-        ],
-        responses=LogSchema,
-    )
-    def get(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
-        offset = _whole(request, "offset", 0) or 0
-        limit = _whole(request, "limit", LOG_LIMIT, least=4, most=LOG_LIMIT_MAX) or LOG_LIMIT
-        tail = _whole(request, "tail", None)
-        rank = _rank_asked(request, job)
-        if rank is None:
-            answer = {"attempt": None, "rank": 0, "offset": 0, "next_offset": 0, "length": 0, "is_complete": job.is_final, "text": ""}
-            return Response({"job": job.pk, **answer})
-        # The length is read before the bytes: what is appended meanwhile is for the next call.
-        length = logs.log_length(rank.key)
-        is_over = _is_over(rank, length)
-        if tail is not None:
-            limit = min(tail, LOG_LIMIT_MAX)
-            offset = length - min(limit, length)
-        offset = min(offset, length)
-        data = logs.log_read(rank.key, offset=offset, limit=min(limit, length - offset)) if length > offset else b""
-        ends_here = is_over and offset + len(data) >= length
-        skipped, text, left = utf8_window(data, is_end=ends_here, is_tail=tail is not None and offset > 0)
-        return Response(
-            {
-                "job": job.pk,
-                "attempt": rank.attempt.epoch,
-                "rank": rank.index,
-                "offset": offset + skipped,
-                "next_offset": offset + len(data) - left,
-                "length": length,
-                "is_complete": ends_here,
-                "text": text,
-            }
-        )
-
-
-def _file_chunks(read: Callable[[int, int], bytes], length: int) -> Iterator[bytes]:
-    at = 0
-    while at < length and (data := read(at, min(CHUNK, length - at))):
-        yield data
-        at += len(data)
-
-
-async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Under ASGI a plain iterator would be read into memory as a whole before its first byte is sent."""
-    take = sync_to_async(lambda: next(chunks, b""), thread_sensitive=False)
-    while data := await take():
-        yield data
-
-
-def _download(request: Request, read: Callable[[int, int], bytes], *, length: int, name: str, content_type: str) -> HttpResponseBase:
-    chunks = _file_chunks(read, length)
-    body: Iterable[bytes] | AsyncIterator[bytes] = _in_threads(chunks) if isinstance(request._request, ASGIRequest) else chunks
-    answer = StreamingHttpResponse(body, content_type=content_type)
-    answer["Content-Length"] = str(length)
-    answer["Content-Disposition"] = content_disposition_header(True, name) or "attachment"
-    return answer
-
-
-class JobLogDownloadView(APIView):
-    @extend_schema(
-        operation_id="job_log_download",
-        summary="The whole output as a file",
-        description="The bytes as the job wrote them, as far as they have arrived.",
-        parameters=_LOG_WHICH,
-        responses={(200, "text/plain"): OpenApiTypes.BINARY},
-    )
-    def get(self, request: Request, id: int) -> HttpResponseBase:
-        job = job_find(request.user, id)
-        rank = _rank_asked(request, job)
-        if rank is None:
-            return HttpResponse(
-                b"", content_type="text/plain; charset=utf-8", headers={"Content-Disposition": f'attachment; filename="job-{job.pk}.log"'}
-            )
-        key = rank.key
-        return _download(
-            request,
-            lambda offset, limit: logs.log_read(key, offset=offset, limit=limit),
-            length=logs.log_length(key),
-            name=f"job-{key.replace('.', '-')}.log",
-            content_type="text/plain; charset=utf-8",
-        )
-
-
-# --- artefacts ----------------------------------------------------------------------------------------------------
-
-
-def _artifacts(request: Request, job: Job) -> QuerySet[Artifact]:
-    """Of ?attempt=; without it of all attempts, the latest first."""
-    epoch = _whole(request, "attempt", None, most=2**31 - 1)
-    found = Artifact.objects.filter(rank__attempt__job=job).select_related("rank__attempt")
-    if epoch is not None:
-        found = found.filter(rank__attempt__epoch=epoch)
-    return found.order_by("-rank__attempt__epoch", "rank__index", "name")
-
-
-class JobArtifactsView(generics.GenericAPIView[Artifact]):
-    @extend_schema(
-        operation_id="job_artifacts",
-        summary="Files that a job left",
-        description="What the job put into $NEBULA_ARTIFACTS.",
-        parameters=[OpenApiParameter("attempt", int, description="Default: all, the latest first.")],
-        responses=ArtifactSchema(many=True),
-    )
-    def get(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
-        page = self.paginate_queryset(_artifacts(request, job))
-        return self.get_paginated_response([artifact_json(artifact) for artifact in page or []])
-
-
-class JobArtifactView(APIView):
-    @extend_schema(
-        operation_id="job_artifact_download",
-        summary="One file that a job left",
-        parameters=[OpenApiParameter("attempt", int, description="Default: the latest that has it.")],
-        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
-    )
-    def get(self, request: Request, id: int, rank: int, name: str) -> HttpResponseBase:
-        job = job_find(request.user, id)
-        artifact = _artifacts(request, job).filter(rank__index=rank, name=name).first()
-        path = artifact_path(artifact.rank.key, artifact.name) if artifact is not None else None
-        if path is None or not path.is_file():
-            raise NotFound(_("The job left no file of this name."))
-        return _download(request, _reader(path), length=path.stat().st_size, name=name, content_type="application/octet-stream")
-
-
-def _reader(path: Path) -> Callable[[int, int], bytes]:
-    def read(offset: int, limit: int) -> bytes:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(limit)
-
-    return read
 
 
 # --- the pool in numbers --------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.utils.translation import gettext as _
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from jobs import parsing, wording
+from jobs import parsing, refusals, wording
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
 from jobs.requests import JobRequest
@@ -34,13 +35,14 @@ def _read(parse: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         return parse(*args, **kwargs)
     except parsing.Unreadable as error:
-        raise serializers.ValidationError(wording.error_text(error.code, error.params), code=error.code) from error
+        raise serializers.ValidationError(refusals.error_text(error.code, error.params), code=error.code) from error
 
 
 def _refuse(field: str, code: str, **params: Any) -> serializers.ValidationError:
-    return serializers.ValidationError({field: [wording.error_text(code, params)]}, code=code)
+    return serializers.ValidationError({field: [refusals.error_text(code, params)]}, code=code)
 
 
+@extend_schema_field({"oneOf": [{"type": "string"}, {"type": "integer"}]})
 class StringOrInteger(serializers.Field[Any, Any, Any, Any]):
     """``"24G"`` or 24576: what a person writes, or what a program counts."""
 
@@ -114,7 +116,7 @@ class SubmitRequest(InputSerializer):
 
     def validate_grace_s(self, value: int | None) -> int | None:
         if value is not None and value > settings.MAX_GRACE_S:
-            raise serializers.ValidationError(wording.error_text("grace_range", {"value": value, "limit": settings.MAX_GRACE_S}))
+            raise serializers.ValidationError(refusals.error_text("grace_range", {"value": value, "limit": settings.MAX_GRACE_S}))
         return value
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:

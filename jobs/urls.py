@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import api
+from jobs import api, output_api
 
 urlpatterns = [
     path("jobs/", api.JobListView.as_view(), name="api-jobs"),
@@ -15,9 +15,9 @@ urlpatterns = [
     path("jobs/<int:id>/release", api.JobReleaseView.as_view(), name="api-job-release"),
     path("jobs/<int:id>/why", api.JobWhyView.as_view(), name="api-job-why"),
     path("jobs/<int:id>/events", api.JobEventsView.as_view(), name="api-job-events"),
-    path("jobs/<int:id>/logs", api.JobLogsView.as_view(), name="api-job-logs"),
-    path("jobs/<int:id>/logs/download", api.JobLogDownloadView.as_view(), name="api-job-log-download"),
-    path("jobs/<int:id>/artifacts", api.JobArtifactsView.as_view(), name="api-job-artifacts"),
-    path("jobs/<int:id>/artifacts/<int:rank>/<path:name>", api.JobArtifactView.as_view(), name="api-job-artifact"),
+    path("jobs/<int:id>/logs", output_api.JobLogsView.as_view(), name="api-job-logs"),
+    path("jobs/<int:id>/logs/download", output_api.JobLogDownloadView.as_view(), name="api-job-log-download"),
+    path("jobs/<int:id>/artifacts", output_api.JobArtifactsView.as_view(), name="api-job-artifacts"),
+    path("jobs/<int:id>/artifacts/<int:rank>/<path:name>", output_api.JobArtifactView.as_view(), name="api-job-artifact"),
     path("resources/usage", api.UsageView.as_view(), name="api-usage"),
 ]

@@ -21,7 +21,7 @@ from nodes.wording import advice_text
 if TYPE_CHECKING:
     from jobs.models import Job, JobEvent
 
-__all__ = ["advice_text", "end_text", "error_text", "event_text", "reason_text", "why_text"]
+__all__ = ["advice_text", "end_text", "event_text", "reason_text", "why_text"]
 
 Params = Mapping[str, Any]
 Sentence = Callable[[Params], str]
@@ -188,7 +188,7 @@ def _held(p: Params) -> str:
     return _("Held by %(by)s until it is released.") % values
 
 
-def _quota(p: Params) -> str:
+def quota_sentence(p: Params) -> str:
     values = {"used": _amount(p.get("used")), "limit": _amount(p.get("limit")), "resets": moment(p.get("resets_at"))}
     what = p.get("what") or p.get("kind") or ("gpu_hours" if p.get("resets_at") else "")
     if what == "gpu_hours":
@@ -255,7 +255,7 @@ REASONS: dict[str, Sentence] = {
     "gpu_unhealthy": _gpu_unhealthy,
     "memory_unknown": _memory_unknown,
     "held": _held,
-    "quota_exceeded": _quota,
+    "quota_exceeded": quota_sentence,
     "cards_exceeded": lambda p: (
         _("Needs %(needed)d GPUs; the quota has room for %(room)d more now.") % {"needed": p["needed"], "room": p["room"]}
     ),
@@ -289,7 +289,7 @@ REASONS: dict[str, Sentence] = {
 }
 
 
-def _said(table: Mapping[str, Sentence], code: str, params: Params | None) -> str:
+def said(table: Mapping[str, Sentence], code: str, params: Params | None) -> str:
     try:
         return table[code](params or {})
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -299,7 +299,7 @@ def _said(table: Mapping[str, Sentence], code: str, params: Params | None) -> st
 
 def reason_text(code: str, params: Params | None = None) -> str:
     """Why a job waits, or why it can never run."""
-    return _said(REASONS, code, params)
+    return said(REASONS, code, params)
 
 
 # --- how it ended ---------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def end_reason_text(code: str, params: Params | None = None, *, exit_code: int |
     known = dict(params or {})
     if exit_code is not None:
         known.setdefault("exit_code", exit_code)
-    return _said(ENDS, code, known)
+    return said(ENDS, code, known)
 
 
 def end_text(job: Job) -> str:
@@ -410,13 +410,13 @@ def why_text(job: Job) -> tuple[str, Params, str]:
 def _because(text: Any) -> Sentence:
     """``text`` plus how, where the event carries an end reason."""
 
-    def said(p: Params) -> str:
+    def how(p: Params) -> str:
         reason = p.get("reason") or p.get("end_reason")
         if not reason:
             return str(text)
         return f"{text} {end_reason_text(str(reason), {k: v for k, v in p.items() if k != 'reason'})}"
 
-    return said
+    return how
 
 
 EVENTS: dict[str, Sentence] = {
@@ -449,75 +449,6 @@ def event_text(event: JobEvent) -> str:
 
 def event_code_text(code: str, params: Params | None = None) -> str:
     if code in EVENTS:
-        return _said(EVENTS, code, params)
+        return said(EVENTS, code, params)
     # A move's event may carry the end reason itself as its code.
     return end_reason_text(code, params) if code in ENDS else reason_text(code, params)
-
-
-# --- what was refused -----------------------------------------------------------------------------------------
-
-_HINT = "-- sh -c '…'"
-_INVALID_STATE = {
-    "cancel": _l("Job %(job)s can't be cancelled: it is %(state)s."),
-    "hold": _l("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
-    "release": _l("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
-}
-
-
-def _template(text: Any) -> Sentence:
-    return lambda p: str(text) % p
-
-
-ERRORS: dict[str, Sentence] = {
-    "quota_exceeded": _quota,
-    "invalid_state": lambda p: str(_INVALID_STATE.get(p.get("action", ""), _l("Job %(job)s is %(state)s; this is not possible now."))) % p,
-    "idempotency_conflict": _template(
-        _l("This Idempotency-Key was used for another request, which made job %(job)s. Use a new key for a new job.")
-    ),
-    "not_member": _template(_l("You are not a member of the project %(project)s that may submit jobs.")),
-    "project_not_found": _template(_l("There is no project %(project)s that you may submit to.")),
-    "project_inactive": _template(_l("The project %(project)s takes no new jobs.")),
-    "size_unreadable": _template(_l("%(value)s is no memory size; write 24G, 512M, or a number of MiB.")),
-    "size_fraction": _template(_l("%(value)s is a share of a GPU, which is not supported; write a size such as 12G.")),
-    "size_range": _template(_l("%(value)s is no possible memory size; write 24G, 512M, or a number of MiB.")),
-    "time_unreadable": _template(
-        _l("%(value)s is no time limit; write h:mm:ss such as 2:00:00, days such as 2-12:00:00, or 90m, 2h, or seconds.")
-    ),
-    "time_ambiguous": _template(_l("%(value)s may mean hours or minutes; write %(hours)s or %(minutes)s.")),
-    "time_range": _template(_l("%(value)s is no possible time limit; it must be at least a second and at most 68 years.")),
-    "command_operator": lambda p: (
-        _("The command has the shell operator %(operator)s, but no shell runs it. To use a shell, submit: %(hint)s") % {"hint": _HINT, **p}
-    ),
-    "command_quotes": lambda p: _("A quote in the command is not closed."),
-    "command_empty": lambda p: _("The command is empty; give a program and its arguments."),
-    "command_both": lambda p: _("Give either argv (a list) or command (a string), not both."),
-    "command_missing": lambda p: _("Give the program to run: argv (a list) or command (a string)."),
-    "argv_empty": lambda p: _("The command is empty; give a program and its arguments."),
-    "argv_program": lambda p: _("The first word of the command must name a program."),
-    "argv_long": _template(_l("The command has %(count)d words; the most is %(limit)d.")),
-    "argv_nul": lambda p: _("The command has a NUL character, which no program can be given."),
-    "argv_large": _template(_l("The command has %(size)d bytes; the most is %(limit)d.")),
-    "env_many": _template(_l("There are %(count)d environment variables; the most is %(limit)d.")),
-    "env_name": _template(_l("%(name)s is no name for an environment variable; use letters, digits and _.")),
-    "env_reserved": _template(_l("%(name)s is set by NebulaGrid and can't be given; leave it out.")),
-    "env_nul": _template(_l("The value of %(name)s has a NUL character, which no program can be given.")),
-    "env_value_large": _template(_l("The value of %(name)s has %(size)d bytes; the most is %(limit)d.")),
-    "env_large": _template(_l("The environment has %(size)d bytes; the most is %(limit)d.")),
-    "name_length": _template(_l("The name has %(length)d characters; it must have 1 to %(limit)d.")),
-    "name_control": lambda p: _("The name has control characters, such as a line break; leave them out."),
-    "path_long": _template(_l("The path is longer than %(limit)d bytes.")),
-    "path_nul": lambda p: _("The path has control characters; leave them out."),
-    "path_relative": _template(_l("%(value)s is not an absolute path; begin it with /.")),
-    "size_twice": lambda p: _("Give either gpu_mem or gpu_mem_mib, not both."),
-    "time_twice": lambda p: _("Give either time or time_limit_s, not both."),
-    "grace_range": _template(_l("grace_s is %(value)d; an admin allows at most %(limit)d.")),
-    "priority_staff": lambda p: _("Only an admin may submit with a priority above 0."),
-    "cpu_memory": lambda p: _("GPU memory is asked for but no GPU; leave it out, or set gpu_count to 1 or more."),
-    "log_gone": lambda p: _("There is no such attempt or rank of this job."),
-}
-
-
-def error_text(code: str, params: Params | None = None) -> str:
-    """Why a request was refused: what happened, the numbers, the way out."""
-    table = ERRORS if code in ERRORS else REASONS
-    return _said(table, code, params)

@@ -26,7 +26,7 @@ from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
-from jobs import wording
+from jobs import refusals
 from jobs.errors import BadRequest, NeverFits
 from nebulagrid.wire import TooLarge
 
@@ -65,8 +65,8 @@ def _domain_body(error: Any) -> dict[str, Any]:
     """A refusal of a service: any exception with ``code``, ``http_status`` and ``params``."""
     params: dict[str, Any] = dict(error.params)
     if isinstance(error, NeverFits):
-        return error_body("never_fits", wording.error_text(error.code, params), {"reason": error.code, **params})
-    message = wording.error_text(error.code, params)
+        return error_body("never_fits", refusals.error_text(error.code, params), {"reason": error.code, **params})
+    message = refusals.error_text(error.code, params)
     if message == error.code:
         message = getattr(error, "message", "") or message
     if isinstance(error, BadRequest):

@@ -327,6 +327,12 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "REDOC_DIST": "SIDECAR",
     "SERVE_INCLUDE_SCHEMA": False,
     "SCHEMA_PATH_PREFIX": "/api/v1",
+    "ENUM_NAME_OVERRIDES": {
+        "JobStateEnum": "jobs.models.STATE_CHOICES",
+        "NodeStateEnum": "nodes.models.NodeState",
+        "GpuStateEnum": "nodes.models.GpuState",
+        "CommandStateEnum": "nodes.models.AgentCommand.State",
+    },
     "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "nebulagrid.schema.errors_everywhere"],
 }
 

@@ -10,7 +10,7 @@ from django.urls import include, path, re_path
 from django.views.generic import TemplateView
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
-from nebulagrid import api
+from nebulagrid import api, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
 from quotas.throttles import throttled_page
 
 admin.autodiscover()
