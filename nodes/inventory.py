@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from agent.protocol import GpuInfo, Inventory
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
+from nodes.text import NAME, text_clean
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +54,17 @@ def inventory_apply(*, node: Node, inventory: Inventory, now: datetime) -> bool:
 
 def _facts_apply(node: Node, inventory: Inventory) -> None:
     facts: dict[str, Any] = {
-        "hostname": inventory.hostname[:253],
-        "address": (inventory.address or "")[:253],
-        "os": (inventory.os or "")[:120],
-        "agent_version": (inventory.agent_version or "")[:40],
-        "driver_version": (inventory.driver_version or "")[:40],
-        "cuda_version": (inventory.cuda_version or "")[:20],
+        "hostname": _text(inventory.hostname, 253),
+        "address": _text(inventory.address, 253),
+        "os": _text(inventory.os, 120),
+        "agent_version": _text(inventory.agent_version, 40),
+        "driver_version": _text(inventory.driver_version, 40),
+        "cuda_version": _text(inventory.cuda_version, 20),
         "cpu_cores": _positive(inventory.cpu_cores),
         "memory_mib": _positive(inventory.memory_mib),
         "has_rdma": inventory.rdma,
         "is_simulated": inventory.simulated,
-        "advice": [text[:60] for text in inventory.advice[:50]],
+        "advice": [_text(code, 60) for code in inventory.advice[:50]],
     }
     changed = {name: value for name, value in facts.items() if getattr(node, name) != value}
     if changed:
@@ -74,7 +75,7 @@ def _facts_apply(node: Node, inventory: Inventory) -> None:
 
 def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[bool, dict[str, Gpu]]:
     """Returns whether all could be taken over, and the node's present cards by UUID."""
-    wanted = {info.uuid: info for info in inventory.gpus if 0 < len(info.uuid) <= 80}
+    wanted = {info.uuid: info for info in inventory.gpus if NAME.fullmatch(info.uuid) and len(info.uuid) <= 80}
     rows = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(Q(node=node) | Q(uuid__in=wanted)).order_by("pk")}
     is_settled = True
     cards: dict[str, Gpu] = {}
@@ -122,12 +123,12 @@ def _gpu_facts(info: GpuInfo) -> dict[str, Any]:
     total = _positive(info.total_mib)
     return {
         "index": max(0, info.index),
-        "model": info.model[:120],
-        "vendor": info.vendor[:20],
+        "model": _text(info.model, 120),
+        "vendor": _text(info.vendor, 20),
         "total_mib": total,
         "nominal_mib": None if total is None else nominal_mib(total),
-        "compute_capability": (info.compute_capability or "")[:12],
-        "pci_bus_id": (info.pci_bus_id or "")[:32],
+        "compute_capability": _text(info.compute_capability, 12),
+        "pci_bus_id": _text(info.pci_bus_id, 32),
         "pcie_gen": _positive(info.pcie_gen, 32767),
         "pcie_width": _positive(info.pcie_width, 32767),
         "numa": info.numa if info.numa is not None and -1 <= info.numa < 2**31 else None,
@@ -185,3 +186,7 @@ def _links_apply(node: Node, inventory: Inventory, cards: dict[str, Gpu]) -> Non
 def _positive(value: int | None, most: int = 2**31 - 1) -> int | None:
     """None for what is not known or can't be: 0 MiB of memory is a driver that does not tell, not a small card."""
     return value if value is not None and 0 < value <= most else None
+
+
+def _text(text: str | None, most: int) -> str:
+    return text_clean(text or "")[:most]

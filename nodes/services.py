@@ -24,6 +24,7 @@ from nodes.inventory import SILENT
 from nodes.liveness import silent_nodes, watch_next
 from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
 from nodes.sync import NodeSync, node_ready, node_sync
+from nodes.text import json_clean, text_clean
 
 __all__ = [
     "NodeSync",
@@ -125,8 +126,8 @@ def _node_create(name: str, *, request: EnrolRequest, credential: str, now: date
             with transaction.atomic():
                 return Node.objects.create(
                     name=wanted,
-                    hostname=request.hostname[:253],
-                    agent_version=(request.agent_version or "")[:40],
+                    hostname=text_clean(request.hostname)[:253],
+                    agent_version=text_clean(request.agent_version or "")[:40],
                     credential_sha256=credential_sha256(credential),
                     state_at=now,
                     created_at=now,
@@ -205,7 +206,8 @@ def command_create(
     """Ask a node's agent for something; the answer comes with a later sync. Raises NodeRefused."""
     if verb not in VERBS:
         raise NodeRefused("verb_unknown", params={"verb": verb[:40], "verbs": ", ".join(VERBS)})
-    length = len(json.dumps(args or {}))
+    args = json_clean(args or {})
+    length = len(json.dumps(args))
     if length > COMMAND_ARGS_MAX:
         raise NodeRefused("args_too_long", params={"length": length, "limit": COMMAND_ARGS_MAX})
     if not 0 < ttl_s <= COMMAND_TTL_MAX_S:
@@ -214,7 +216,7 @@ def command_create(
         raise NodeRefused("node_retired", 409, {"node": node.name})
     now = now or timezone.now()
     command = AgentCommand.objects.create(
-        node=node, verb=verb, args=args or {}, created_by=by, created_at=now, expires_at=now + timedelta(seconds=ttl_s)
+        node=node, verb=verb, args=args, created_by=by, created_at=now, expires_at=now + timedelta(seconds=ttl_s)
     )
     transaction.on_commit(lambda: _nudge_by_task(node.pk), robust=True)
     return command

@@ -24,6 +24,7 @@ from agent.protocol import PROTO, AgentEvent, Command, CommandResult, SyncReques
 from nodes import live, telemetry
 from nodes.inventory import inventory_apply, inventory_sha256
 from nodes.models import AgentCommand, Gpu, HealthEvent, Node, NodeState
+from nodes.text import NAME, json_clean, text_cap, text_clean
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ BIG = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSync:
-    """What came of the nodes' half of a sync. ``refusal`` = superseded_session | retired | unsupported_proto.
+    """What came of the nodes' half of a sync. ``refusal`` = superseded_session | retired | unsupported_proto |
+    bad_session.
 
     ``is_repeat``: answer with the orders, but apply nothing. ``boot_changed``: the machine was started anew since its
     last accepted sync, which is proof that nothing of before runs; it is told once, so apply it in the same transaction.
@@ -63,7 +65,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
     """
     if sync.proto != PROTO:
         return NodeSync(accepted=False, refusal="unsupported_proto", state=node.state)
-    if not 0 < len(sync.session) <= 40 or len(sync.boot_id) > 40 or abs(sync.seq) > BIG:
+    if not all(NAME.fullmatch(name) and len(name) <= 40 for name in (sync.session, sync.boot_id)) or abs(sync.seq) > BIG:
         return NodeSync(accepted=False, refusal="bad_session", state=node.state)
 
     # 1. Whose session is it? A sync of the current one that isn't newer than the last changes nothing.
@@ -169,16 +171,16 @@ def _events_take(node: Node, sync: SyncRequest, *, now: datetime) -> None:
     events = [event for event in sync.events if 0 <= event.eid <= BIG]
     if not events:
         return
-    uuids = {event.gpu for event in events if event.gpu}
+    uuids = {event.gpu for event in events if event.gpu and NAME.fullmatch(event.gpu)}
     cards = dict(Gpu.objects.filter(node=node, uuid__in=uuids).values_list("uuid", "pk")) if uuids else {}
     HealthEvent.objects.bulk_create(
         (
             HealthEvent(
                 node=node,
                 gpu_id=cards.get(event.gpu or ""),
-                session=(event.session or sync.session)[:40],
+                session=text_clean(event.session or sync.session)[:40],
                 eid=event.eid,
-                kind=event.kind[:40],
+                kind=text_clean(event.kind)[:40],
                 data=_event_data(event),
                 at=_event_at(event, now),
             )
@@ -189,8 +191,9 @@ def _events_take(node: Node, sync: SyncRequest, *, now: datetime) -> None:
 
 
 def _event_data(event: AgentEvent) -> dict[str, Any]:
-    data = event.data if event.gpu is None else {**event.data, "uuid": event.gpu}
-    return data if len(json.dumps(data)) <= EVENT_DATA_MAX else {"too_long": len(json.dumps(data))}
+    data = json_clean(event.data if event.gpu is None else {**event.data, "uuid": event.gpu})
+    length = len(json.dumps(data))
+    return data if length <= EVENT_DATA_MAX else {"too_long": length}
 
 
 def _event_at(event: AgentEvent, now: datetime) -> datetime:
@@ -198,9 +201,3 @@ def _event_at(event: AgentEvent, now: datetime) -> datetime:
     if event.at is None or not now.timestamp() - 7 * 86400 <= event.at <= now.timestamp():
         return now
     return datetime.fromtimestamp(event.at, UTC)
-
-
-def text_cap(text: str, limit: int) -> str:
-    """At most ``limit`` bytes of UTF-8, never half a character; NUL, which PostgreSQL refuses, becomes �."""
-    data = text.replace("\x00", "�").encode(errors="replace")
-    return text.replace("\x00", "�") if len(data) <= limit else data[:limit].decode(errors="ignore")

@@ -1,0 +1,180 @@
+"""Cards are known by UUID for ever; what an inventory changes and what it must not."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from agent.protocol import Inventory, LinkInfo
+from jobs.scheduler import need
+from nodes.inventory import inventory_apply, nominal_mib
+from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
+from tests.factories import attempt_make, gpu_info, gpu_make, inventory, node_make
+
+NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
+LATER = NOW + timedelta(minutes=1)
+
+
+def test_the_nominal_size_is_the_cores_for_every_total():
+    different = [mib for mib in range(1, 200 * 1024) if nominal_mib(mib) != need.nominal_mib(mib)]
+    assert different == []
+
+
+@pytest.mark.parametrize(
+    ("total", "nominal"), [(24_564, 24_576), (16_376, 16_384), (81_559, 81_920), (24_576, 24_576), (5_000, 5_120), (1, 1_024)]
+)
+def test_the_nominal_size_is_the_one_on_the_box(total, nominal):
+    assert nominal_mib(total) == nominal
+
+
+@pytest.mark.django_db
+class TestInventory:
+    def apply(self, node: Node, what: Inventory, *, now: datetime = NOW) -> bool:
+        is_settled = inventory_apply(node=node, inventory=what, now=now)
+        node.refresh_from_db()
+        return is_settled
+
+    def test_it_makes_cards_and_facts(self):
+        node = node_make()
+        what = inventory("GPU-a", "GPU-b", driver_version="570.1", rdma=True, advice=("no_cgroup",))
+        assert self.apply(node, what)
+        assert list(node.gpus.values_list("uuid", "index", "total_mib", "nominal_mib", "state")) == [
+            ("GPU-a", 0, 24_564, 24_576, "HEALTHY"),
+            ("GPU-b", 1, 24_564, 24_576, "HEALTHY"),
+        ]
+        assert (node.driver_version, node.has_rdma, node.advice, node.cpu_cores) == ("570.1", True, ["no_cgroup"], 8)
+
+    def test_the_same_inventory_again_writes_nothing(self):
+        node = node_make()
+        what = inventory("GPU-a", "GPU-b", links=(LinkInfo(a="GPU-b", b="GPU-a", kind="nvlink", count=4),))
+        self.apply(node, what)
+        with CaptureQueriesContext(connection) as queries:
+            inventory_apply(node=node, inventory=what, now=LATER)
+        assert {query["sql"].split()[0] for query in queries} == {"SELECT"}
+
+    def test_a_vanished_card_is_missing_and_the_others_keep_their_rows(self):
+        node = node_make()
+        self.apply(node, inventory("GPU-0", "GPU-1", "GPU-2", "GPU-3"))
+        before = dict(node.gpus.values_list("uuid", "pk"))
+        job = attempt_make(gpus=(node.gpus.get(uuid="GPU-2"),)).job
+        # The card at index 1 drops out: those behind it move up.
+        self.apply(node, inventory("GPU-0", "GPU-2", "GPU-3"), now=LATER)
+        assert dict(node.gpus.values_list("uuid", "pk")) == before
+        assert dict(node.gpus.values_list("uuid", "state")) == {
+            "GPU-0": "HEALTHY",
+            "GPU-1": "MISSING",
+            "GPU-2": "HEALTHY",
+            "GPU-3": "HEALTHY",
+        }
+        assert node.gpus.get(uuid="GPU-1").state_at == LATER
+        assert [node.gpus.get(uuid=uuid).index for uuid in ("GPU-2", "GPU-3")] == [1, 2]
+        assert job.attempts.get().ranks.get().slices.get().gpu.uuid == "GPU-2"
+
+    def test_a_card_that_is_back_is_healthy_again(self):
+        node = node_make()
+        for what, state in ((inventory("GPU-a"), "HEALTHY"), (inventory(), "MISSING"), (inventory("GPU-a"), "HEALTHY")):
+            self.apply(node, what)
+            assert node.gpus.get().state == state
+
+    @pytest.mark.parametrize("state", [GpuState.ISOLATED, GpuState.MAINTENANCE, GpuState.SUSPECT])
+    def test_a_card_that_was_out_of_service_comes_back_out_of_service(self, state):
+        node = node_make()
+        gpu = gpu_make(node, uuid="GPU-a", state=state)
+        self.apply(node, inventory())
+        gpu.refresh_from_db()
+        assert gpu.state == GpuState.MISSING
+        self.apply(node, inventory("GPU-a"))
+        gpu.refresh_from_db()
+        assert (gpu.state, gpu.state_reason) == (state, "")
+
+    def test_seeing_an_isolated_card_does_not_heal_it(self):
+        node = node_make()
+        gpu = gpu_make(node, uuid="GPU-a", state=GpuState.ISOLATED, state_reason="xid 79")
+        self.apply(node, inventory("GPU-a"))
+        gpu.refresh_from_db()
+        assert (gpu.state, gpu.state_reason) == (GpuState.ISOLATED, "xid 79")
+
+    def test_a_node_without_cards_picks_up_two_later(self):
+        node = node_make()
+        self.apply(node, inventory())
+        self.apply(node, inventory("GPU-a", "GPU-b"))
+        assert node.gpus.count() == 2
+
+    def test_a_card_moves_to_the_node_that_has_it_now(self):
+        old, new = node_make(inventory_sha256="x"), node_make()
+        gpu, mate = gpu_make(old, uuid="GPU-a"), gpu_make(old, uuid="GPU-b")
+        GpuLink.objects.create(a=gpu, b=mate, kind="nvlink")
+        self.apply(old, inventory("GPU-b"))
+        assert self.apply(new, inventory("GPU-a"))
+        gpu.refresh_from_db()
+        old.refresh_from_db()
+        assert (gpu.node, gpu.state) == (new, GpuState.HEALTHY)
+        assert not GpuLink.objects.exists()
+        # If it goes back without the old node having changed in between, that node's inventory must be looked at anew.
+        assert old.inventory_sha256 == ""
+
+    def test_a_silent_nodes_card_moves_too(self):
+        gpu = gpu_make(node_make(state=NodeState.UNKNOWN), uuid="GPU-a")
+        new = node_make()
+        assert self.apply(new, inventory("GPU-a"))
+        gpu.refresh_from_db()
+        assert gpu.node == new
+
+    def test_two_working_nodes_do_not_pull_one_uuid_back_and_forth(self):
+        old, new = node_make(), node_make()
+        gpu = gpu_make(old, uuid="GPU-a")
+        assert self.apply(new, inventory("GPU-a")) is False
+        gpu.refresh_from_db()
+        assert gpu.node == old
+
+    def test_a_card_with_live_slices_stays_until_they_are_settled(self):
+        gpu = gpu_make(node_make(state=NodeState.UNKNOWN), uuid="GPU-a")
+        attempt_make(gpus=(gpu,))
+        new = node_make()
+        assert self.apply(new, inventory("GPU-a")) is False
+        gpu.refresh_from_db()
+        assert gpu.node != new
+        Gpu.objects.filter(pk=gpu.pk).update(live_slices=0, held_mib=0)
+        assert self.apply(new, inventory("GPU-a"))
+
+    def test_a_card_does_not_shrink_below_what_is_held_on_it(self):
+        node = node_make()
+        gpu = gpu_make(node, uuid="GPU-a", index=0)
+        attempt_make(gpus=(gpu,), mib=20_000)
+        small = inventory("GPU-a", gpus=(gpu_info("GPU-a", mib=16_376),))
+        assert self.apply(node, small) is False
+        gpu.refresh_from_db()
+        assert gpu.total_mib == 24_564
+        Gpu.objects.filter(pk=gpu.pk).update(live_slices=0, held_mib=0)
+        assert self.apply(node, small)
+        gpu.refresh_from_db()
+        assert (gpu.total_mib, gpu.nominal_mib) == (16_376, 16_384)
+
+    @pytest.mark.parametrize("total", [None, 0, -1])
+    def test_memory_that_is_not_told_is_none_never_zero(self, total):
+        node = node_make()
+        self.apply(node, inventory("GPU-a", gpus=(gpu_info("GPU-a", mib=total),)))
+        assert list(node.gpus.values_list("total_mib", "nominal_mib")) == [(None, None)]
+
+    def test_links_follow_the_inventory(self):
+        node = node_make()
+        nvlink = LinkInfo(a="GPU-b", b="GPU-a", kind="nvlink", count=4)
+        self.apply(node, inventory("GPU-a", "GPU-b", "GPU-c", links=(nvlink, LinkInfo(a="GPU-a", b="GPU-c", kind="system"))))
+        assert set(GpuLink.objects.values_list("a__uuid", "b__uuid", "kind", "count")) == {
+            ("GPU-a", "GPU-b", "nvlink", 4),
+            ("GPU-a", "GPU-c", "system", 1),
+        }
+        changed = dataclasses.replace(nvlink, count=2)
+        strangers = LinkInfo(a="GPU-a", b="GPU-elsewhere", kind="nvlink")
+        self.apply(node, inventory("GPU-a", "GPU-b", "GPU-c", links=(changed, strangers)))
+        assert list(GpuLink.objects.values_list("a__uuid", "b__uuid", "kind", "count")) == [("GPU-a", "GPU-b", "nvlink", 2)]
+
+    def test_a_cards_text_is_cut_to_what_the_row_holds(self):
+        node = node_make()
+        self.apply(node, inventory("GPU-a", gpus=(gpu_info("GPU-a", model="m" * 500), gpu_info("u" * 200, 1)), hostname="h" * 500))
+        assert [len(gpu.model) for gpu in node.gpus.all()] == [120]
+        assert len(node.hostname) == 253
