@@ -13,7 +13,7 @@ from agent.protocol import RankId
 
 # -I -S: no site-packages, no user's startup files, no current directory on the path. That halves the start-up time and
 # the memory of every shim. utf8: argv and environment of a job are bytes as its user wrote them, whatever our locale.
-_FLAGS = ("-I", "-S", "-B", "-X", "utf8")
+_FLAGS = ("-I", "-S", "-X", "utf8")
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from agent.zygote import main; main(int(sys.argv[2]))"
 
 

@@ -126,7 +126,7 @@ while True:
         self._agents.append(agent)
         assert agent.stdout is not None
         said = agent.stdout.readline().split()
-        assert said and said[0] == "RUNNING", said
+        assert said[:1] == ["RUNNING"], said
         agent.zygote = int(said[1])  # type: ignore[attr-defined]
         return agent
 

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -50,22 +51,22 @@ def test_a_group_is_made_once(layout: cgroups.Layout) -> None:
 def test_a_failed_creation_leaves_nothing(layout: cgroups.Layout) -> None:
     if not layout.extra:
         pytest.skip("one hierarchy only")
-    path = layout.plan("1.1.0")["extra"][sorted(layout.extra)[-1]]
-    os.makedirs(path)
+    path = Path(layout.plan("1.1.0")["extra"][sorted(layout.extra)[-1]])
+    path.mkdir(parents=True)
     try:
         with pytest.raises(FileExistsError):
             group_of(layout).create()
         assert layout.names() == []
     finally:
-        os.rmdir(path)
+        path.rmdir()
 
 
 def test_a_group_kills_all_that_is_in_it_nested_groups_too(layout: cgroups.Layout) -> None:
     group = group_of(layout)
     group.create()
     main = child(group)
-    nested = f"{layout.plan('1.1.0')['main']}/inside"
-    os.mkdir(nested)
+    nested = Path(layout.plan("1.1.0")["main"], "inside")
+    nested.mkdir()
     inner = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: cgroups._write(f"{nested}/cgroup.procs", "0"))
     assert group.pids() == {main.pid, inner.pid}
     assert group.populated()
@@ -83,7 +84,16 @@ def test_it_kills_what_forks_faster_than_one_can_look(layout: cgroups.Layout) ->
     group = cgroups.group_open(layout.plan("1.1.0", pids_max=60))
     assert isinstance(group, cgroups.CgroupGroup)
     group.create()
-    code = "import os, time\nprint('ready', flush=True)\nwhile True:\n  try:\n    if os.fork() == 0: time.sleep(0.05)\n  except OSError: time.sleep(0.01)"
+    code = """
+import os, time
+print('ready', flush=True)
+while True:
+    try:
+        if os.fork() == 0:
+            time.sleep(0.05)
+    except OSError:
+        time.sleep(0.01)
+"""
     bomb = child(group, code)
     assert bomb.stdout is not None
     bomb.stdout.readline()
@@ -113,7 +123,7 @@ def test_a_way_that_does_not_work_here_is_refused(monkeypatch: pytest.MonkeyPatc
     assert "mark in their environment" in layout.note
 
 
-def test_v1_runs_and_stops_a_rank(new_lab) -> None:
+def test_v1_runs_and_stops_a_rank(new_lab: Callable[..., Lab]) -> None:
     lab: Lab = new_lab(cgroup="v1")
     try:
         rank = lab.running("sh", "-c", "setsid sleep 601 & trap '' TERM; sleep 602")

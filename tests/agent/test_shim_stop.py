@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_a_slow_handler_under_a_shell_finishes(lab: Lab) -> None:
 
 
 @pytest.mark.soak
-def test_a_12_s_handler_under_bash_finishes_inside_15_s(new_lab) -> None:
+def test_a_12_s_handler_under_bash_finishes_inside_15_s(new_lab: Callable[..., Lab]) -> None:
     lab = new_lab(term_lead_s=2.0)
     rank = lab.running("bash", "-c", f'{PYTHON[0]} -I -S -c "$0"', handler("time.sleep(12)"))
     lab.said(rank, "ready")
@@ -97,7 +98,12 @@ def test_what_ignores_everything_is_killed_at_the_grace(lab: Lab) -> None:
 
 
 def test_a_sigterm_handler_may_finish_after_its_shell(lab: Lab) -> None:
-    code = "import os, signal, time\nsignal.signal(15, lambda *_: (time.sleep(0.5), print('saved', flush=True), os._exit(0)))\nprint('ready', flush=True)\ntime.sleep(600)"
+    code = """
+import os, signal, time
+signal.signal(15, lambda *_: (time.sleep(0.5), print('saved', flush=True), os._exit(0)))
+print('ready', flush=True)
+time.sleep(600)
+"""
     rank = lab.running("sh", "-c", f'{PYTHON[0]} -I -S -c "$0" & wait; sleep 600', code)
     lab.said(rank, "ready")
     lab.ranks.stop(rank, grace_s=10)
@@ -162,7 +168,7 @@ def test_it_sees_whether_a_checkpoint_was_written(lab: Lab, tmp_path: Path, save
     assert state.checkpoint_seen is saves
 
 
-def test_what_cannot_be_killed_is_reported_and_not_called_gone(new_lab) -> None:
+def test_what_cannot_be_killed_is_reported_and_not_called_gone(new_lab: Callable[..., Lab]) -> None:
     freezer = Path("/sys/fs/cgroup/freezer")
     lab = new_lab(kill_wait_s=0.3)
     group = freezer / lab.agent_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ while True: time.sleep(0.05)
     rank = lab.running(*PYTHON, code)
     lab.said(rank, "ready")
     old = lab.shim(rank)
-    lab.ranks.stop(rank, grace_s=1.5, reason="preempted")
+    lab.ranks.stop(rank, grace_s=0.9, reason="preempted")
     lab.said(rank, "save 1")
     kill_shim(lab, rank)
     adopted(lab, rank, old)
@@ -93,7 +94,8 @@ while True: time.sleep(0.05)
     assert lab.text(rank) == "ready\nsave 1\n"
 
 
-def test_a_new_shim_keeps_the_time_limit(lab: Lab) -> None:
+def test_a_new_shim_keeps_the_time_limit(new_lab: Callable[..., Lab]) -> None:
+    lab = new_lab()
     rank = lab.running("sleep", "600", time_limit_s=1)
     kill_shim(lab, rank)
     assert lab.end(rank).exit == ExitInfo(cause="time_limit", signal=signal.SIGTERM, detail="The time limit of 1 s is over.")
@@ -144,7 +146,7 @@ def test_twenty_launches_at_once_all_run(lab: Lab) -> None:
 def test_shims_hold_nothing_of_the_agents(lab: Lab) -> None:
     rank = lab.running("sleep", "600")
     pid = lab.shim(rank)[0]
-    files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+    files = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     folder = str(lab.ranks.rank_dir(rank))
     assert {f.removesuffix(" (deleted)") for f in files} == {"/dev/null", f"{folder}/shim.log", f"{folder}/.claim.{pid}"}
 
