@@ -248,7 +248,7 @@ def liveness_check(*, now: datetime) -> list[int]:
     """Each second: nodes not heard of for ``UNKNOWN_AFTER_S`` become UNKNOWN; returns those that did just now.
 
     Without Redis nothing is decided; after a pause of the checks every node has its full time again (nodes/liveness.py).
-    Also ends drains whose time is over and commands that nobody answered. A quiet pool costs two SELECTs and no write.
+    Also ends drains whose time is over and commands that nobody answered. A quiet pool costs three SELECTs and no write.
     """
     commands_expire(now=now)
     watched = list(Node.objects.filter(state__in=(NodeState.READY, NodeState.RECOVERING)).values_list("pk", flat=True))
