@@ -1,0 +1,106 @@
+"""Nodes and cards in the admin: to look at, to drain and to resume. Everything else is written by agents and services."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext as _t
+from django.utils.translation import gettext_lazy as _
+from unfold.admin import ModelAdmin
+
+from nodes import services
+from nodes.models import AgentCommand, EnrolToken, Gpu, GpuLink, HealthEvent, Node
+
+
+class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
+    """For staff to look at. A twin of quotas.admin.ReadOnlyAdmin: this room does not import that one."""
+
+    list_per_page = 50
+    show_full_result_count = False
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return bool(request.user.is_active and request.user.is_staff)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.is_active and request.user.is_staff)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(Node)
+class NodeAdmin(ReadOnlyAdmin):
+    list_display = (
+        "name",
+        "state",
+        "cordoned",
+        "cordon_reason",
+        "is_simulated",
+        "hostname",
+        "agent_version",
+        "driver_version",
+        "last_seen_at",
+    )
+    list_filter = ("state", "cordoned", "is_simulated")
+    search_fields = ("name", "hostname", "address")
+    actions = ("cordon", "resume")
+
+    @admin.action(description=_("Drain: no new work"))
+    def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        reason = _t("drained in the admin")
+        for node in queryset:
+            services.node_cordon(node=node, by=request.user, reason=reason)
+        self.message_user(request, _t("No new work goes to the chosen nodes; what runs there goes on."), messages.SUCCESS)
+
+    @admin.action(description=_("Resume: take work again"))
+    def resume(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        for node in queryset:
+            services.node_resume(node=node, by=request.user)
+        self.message_user(request, _t("The chosen nodes take work again."), messages.SUCCESS)
+
+
+@admin.register(Gpu)
+class GpuAdmin(ReadOnlyAdmin):
+    list_display = ("uuid", "node", "index", "model", "state", "total_mib", "held_mib", "live_slices", "is_exclusive", "is_simulated")
+    list_select_related = ("node",)
+    list_filter = ("state", "vendor", "is_simulated")
+    search_fields = ("uuid", "model", "node__name")
+
+
+@admin.register(GpuLink)
+class GpuLinkAdmin(ReadOnlyAdmin):
+    list_display = ("id", "a", "b", "kind", "count")
+    list_select_related = ("a", "b")
+    list_filter = ("kind",)
+
+
+@admin.register(EnrolToken)
+class EnrolTokenAdmin(ReadOnlyAdmin):
+    list_display = ("id", "node_name", "created_by", "created_at", "expires_at", "used_at", "node")
+    list_select_related = ("created_by", "node")
+    exclude = ("token_sha256",)
+
+
+@admin.register(HealthEvent)
+class HealthEventAdmin(ReadOnlyAdmin):
+    list_display = ("at", "node", "gpu", "kind", "data")
+    list_select_related = ("node", "gpu")
+    list_filter = ("kind",)
+    search_fields = ("node__name", "gpu__uuid", "kind")
+
+
+@admin.register(AgentCommand)
+class AgentCommandAdmin(ReadOnlyAdmin):
+    list_display = ("id", "node", "verb", "state", "created_by", "created_at", "expires_at", "finished_at")
+    list_select_related = ("node", "created_by")
+    list_filter = ("state", "verb")
+    search_fields = ("node__name", "verb")
