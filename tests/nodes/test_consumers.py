@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 
@@ -17,7 +18,8 @@ from nodes import consumers, live
 from nodes.consumers import CLOSE_FORBIDDEN, CLOSE_UNAUTHENTICATED, is_own_origin
 from nodes.models import Node, NodeState
 from quotas.models import User
-from tests.factories import node_header, node_make, user_make
+from quotas.services import token_create
+from tests.factories import job_make, node_header, node_make, user_make
 from tests.sockets import Socket
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -143,16 +145,24 @@ async def test_what_he_may_not_see_is_refused_like_what_does_not_exist(lin):
     await me.leave()
 
 
-async def test_until_configured_nobody_sees_a_job_and_no_token_opens(lin, monkeypatch):
+def test_until_configured_nobody_sees_a_job_and_no_token_opens(lin):
     assert consumers._nothing(lin, 1) is False
     assert consumers._nobody("lin") is None
 
 
-async def test_the_wiring_hands_in_the_real_rules(lin):
-    from nebulagrid import asgi  # noqa: F401 -- importing it configures the consumers
+async def test_in_the_real_application_a_token_opens_own_jobs_only(lin, monkeypatch):
+    monkeypatch.setattr(consumers, "_user_for_token", consumers._nobody)
+    monkeypatch.setattr(consumers, "_may_see_job", consumers._nothing)
+    from nebulagrid import asgi
 
-    assert consumers._user_for_token is not consumers._nobody
-    assert consumers._may_see_job is not consumers._nothing
+    importlib.reload(asgi)  # hands the real rules in, whoever imported it before
+    secret, mine, others = await sync_to_async(lambda: (token_create(user=lin, name="cli")[1], job_make(lin).pk, job_make().pk))()
+    me = Socket(asgi.application, "/ws/live", host=HOST, authorization=f"Bearer {secret}")
+    assert await me.connect() is None
+    answer = await me.ask({"subscribe": [f"job.{mine}", f"job.{others}", f"job.{others + 1}"]})
+    assert answer == {"topics": [f"job.{mine}", f"user.{lin.pk}"], "refused": [f"job.{others}", f"job.{others + 1}"]}
+    await me.leave()
+    assert await Socket(asgi.application, "/ws/live", host=HOST, authorization=f"Bearer {secret}x").connect() == CLOSE_UNAUTHENTICATED
 
 
 @pytest.mark.parametrize(
