@@ -50,16 +50,17 @@ def build(only: str | None = None) -> typer.Typer:
     """The command tree; ``only`` = the first word, the rest is left out (it would cost start-up time)."""
     import typer
 
+    from client.commands.light import LightCommand, LightGroup
     from client.commands.root import root
 
     app = typer.Typer(
         name="nebula-ctl",
+        cls=LightGroup,
         help=_("Run jobs on the lab's GPUs."),
         no_args_is_help=True,
         add_completion=only is None,
         pretty_exceptions_enable=False,
     )
-
     app.callback(invoke_without_command=True)(root)
     groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in GROUPS.items() if only in {None, name}}
     for name, group in groups.items():
@@ -68,7 +69,7 @@ def build(only: str | None = None) -> typer.Typer:
         if only is not None and words[0] != only:
             continue
         module = import_module(f"client.commands.{module_name}")
-        settings: dict[str, Any] = {"help": text}
+        settings: dict[str, Any] = {"help": text, "cls": LightCommand}
         if words == ("submit",):
             settings |= {"cls": module.SubmitCommand, "options_metavar": "[OPTIONS] -- PROGRAM [ARG]..."}
         parent = app if len(words) == 1 else groups[words[0]]
@@ -133,6 +134,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         place = context.command_path if context is not None else "nebula-ctl"
         message = " ".join(error.format_message().split()).rstrip(".")
         raise common.usage_fault(_("{what}; see {command} --help.").format(what=message, command=place)) from error
+    finally:
+        common.clients_close()
     return answer if isinstance(answer, int) else ExitCode.OK
 
 
@@ -146,13 +149,26 @@ def _complain(code: str, message: str, *, fields: dict[str, Any] | None = None, 
             sys.stderr.write(json.dumps({"code": code, "message": message, "fields": fields or {}}, ensure_ascii=False) + "\n")
         else:
             sys.stderr.write(_("Error: {message}").format(message=safe(message)) + "\n")
-            for name, value in (fields or {}).items():
-                if isinstance(value, list | str) and name not in message:
-                    words = "; ".join(str(v) for v in value) if isinstance(value, list) else value
-                    sys.stderr.write(f"  {safe(name)}: {safe(words)}\n")
+            for line in _details(code, message, fields or {}):
+                sys.stderr.write(f"  {line}\n")
         sys.stderr.flush()
     except BrokenPipeError:
         _silence(sys.stdout)
+
+
+def _details(code: str, message: str, fields: dict[str, Any]) -> list[str]:
+    """What the sentence does not say yet: further wrong fields, and when a quota begins anew."""
+    from client.output import safe, time_local, time_parse
+
+    lines = []
+    if code == "invalid":
+        for name, value in fields.items():
+            problems = [str(item) for item in value] if isinstance(value, list) else [str(value)]
+            lines += [f"{safe(name)}: {safe(text)}" for text in problems if text not in message]
+    resets_at = fields.get("resets_at")
+    if isinstance(resets_at, str) and time_parse(resets_at) is not None:
+        lines.append(_("It begins anew at {when}.").format(when=time_local(resets_at)))
+    return lines
 
 
 def _silence(stream: Any) -> None:

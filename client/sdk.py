@@ -88,6 +88,14 @@ class NebulaClient:
         body = {"email": email, "password": password} | ({"name": name} if name else {})
         return cast(shapes.Token, self._call("POST", "/token", body=body, is_anonymous=True))
 
+    def token_revoke(self) -> bool:
+        """Revoke the token that this client uses; False when the control plane does not list it (it is gone already)."""
+        for row in self._pages("/tokens/", {}):
+            if self._token is not None and row["prefix"] and self._token.startswith(row["prefix"]):
+                self._call("DELETE", f"/tokens/{int(row['id'])}")
+                return True
+        return False
+
     def me(self) -> shapes.Me:
         """Who the token belongs to, with quota."""
         return cast(shapes.Me, self._call("GET", "/me"))
@@ -182,8 +190,9 @@ class NebulaClient:
         """The files that the job left in $NEBULA_ARTIFACTS."""
         return cast("list[shapes.Artifact]", list(self._pages(f"/jobs/{int(job_id)}/artifacts", {})))
 
-    def job_artifact_download(self, job_id: int, *, rank: int, name: str) -> Iterator[bytes]:
-        return self._bytes(f"/jobs/{int(job_id)}/artifacts/{int(rank)}/{quote(name, safe='')}", {})
+    def job_artifact_download(self, job_id: int, *, rank: int, name: str, attempt: int | None = None) -> Iterator[bytes]:
+        """``attempt`` None = the latest that left it."""
+        return self._bytes(f"/jobs/{int(job_id)}/artifacts/{int(rank)}/{quote(name, safe='')}", {"attempt": attempt})
 
     def wait(
         self, job_id: int, timeout_s: float | None = None, *, patience_s: float = 600, on_change: Callable[[shapes.Job], None] | None = None
@@ -286,7 +295,7 @@ class NebulaClient:
         """One call with its retries; the body is serialised once, so that repeats are the same bytes."""
         sent = self._headers(is_anonymous=is_anonymous, extra=headers)
         content: bytes | None = None
-        if method != "GET":
+        if method == "POST":
             content = json.dumps(body or {}, ensure_ascii=False).encode("utf-8", "surrogatepass")
             sent["Content-Type"] = "application/json"
         target = base + path + _query(params)

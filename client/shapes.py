@@ -89,7 +89,7 @@ class Job(TypedDict):
     project: str
     argv: list[str]
     workdir: str
-    env: dict[str, str]
+    env: dict[str, str | None]
     gpu_count: int
     gpu_mem_mib: int | None
     nodes: int
@@ -150,6 +150,7 @@ class Why(TypedDict):
 
 
 class Artifact(TypedDict):
+    attempt: int
     rank: int
     name: str
     size: int

@@ -96,15 +96,22 @@ def _password(email: str) -> str:
     return text
 
 
-def logout(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
+def logout(
+    is_revoke: Annotated[bool, typer.Option("--revoke", help=_("Make the token useless everywhere, too."))] = False,
+    is_json: JsonFlag = False,
+    profile: ProfileOption = None,
+) -> None:
     path = profile_path(profile_named(profile), os.environ)
+    is_revoked = session_open(is_json, profile).client.token_revoke() if is_revoke else False
     was_there = profile_remove(path)
     if wants_json(is_json):
-        print_json({"profile": str(path), "removed": was_there})
-    elif was_there:
-        say(_("Signed out: {path} is removed. The token itself stays valid until it expires or is revoked.").format(path=safe(path)))
-    else:
+        print_json({"profile": str(path), "removed": was_there, "revoked": is_revoked})
+    elif not was_there:
         say(_("You were not signed in: there is no {path}.").format(path=safe(path)))
+    elif is_revoked:
+        say(_("Signed out: {path} is removed and the token revoked.").format(path=safe(path)))
+    else:
+        say(_("Signed out: {path} is removed. The token itself stays valid until it expires or is revoked.").format(path=safe(path)))
 
 
 def whoami(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:

@@ -57,10 +57,21 @@ def profile_named(profile: str | None) -> str | None:
     return profile or defaults.profile
 
 
+#: Clients of this command line; closed at its end.
+_opened: list[NebulaClient] = []
+
+
+def clients_close() -> None:
+    while _opened:
+        _opened.pop().close()
+
+
 def client_for(endpoint: str, token: str | None, *, ca_file: str | None) -> NebulaClient:
     place = endpoint_parse(endpoint)
     transport = transport_for_command(place, timeout_s=TIMEOUT_S, ca_file=ca_file)
-    return NebulaClient(endpoint, token, transport=transport, on_retry=_tell_retry)
+    client = NebulaClient(endpoint, token, transport=transport, on_retry=_tell_retry)
+    _opened.append(client)
+    return client
 
 
 def session_open(is_json: bool, profile: str | None) -> Session:

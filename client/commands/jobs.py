@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from client.commands.common import JobId, JobIds, JsonFlag, ProfileOption, columns, note, print_json, say, session_open, usage_fault
-from client.commands.watch import end_line
+from client.commands.watch import end_line, write_raw
 from client.errors import NebulaError, exit_code_for
 from client.i18n import _
 from client.output import duration, elapsed, gib, known, model_short, pairs, safe, size, table, time_local, time_short
@@ -105,7 +104,7 @@ def _record(job: Job, now: datetime) -> str:
         (_("Project"), job["project"]),
         (_("Command"), shlex.join(job["argv"])),
         (_("Folder"), known(job["workdir"])),
-        (_("Environment"), " ".join(f"{k}={v}" for k, v in sorted(job["env"].items())) or None if job["env"] else None),
+        (_("Environment"), _environment(job["env"])),
         (_("GPUs"), ", ".join(wants)),
         (_("Time limit"), _("none") if job["time_limit_s"] is None else duration(job["time_limit_s"])),
         (_("Priority"), job["priority"] or None),
@@ -127,6 +126,11 @@ def _record(job: Job, now: datetime) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _environment(env: dict[str, str | None]) -> str | None:
+    """The values are their owner's; others see the names alone."""
+    return " ".join(name if value is None else shlex.quote(f"{name}={value}") for name, value in sorted(env.items())) or None
 
 
 def _card(gpu: Any) -> str:
@@ -220,9 +224,9 @@ def job_events(job_id: JobId, is_json: JsonFlag = False, profile: ProfileOption 
 def artifact_list(job_id: JobId, is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
     session = session_open(is_json, profile)
     items = session.client.job_artifacts(job_id)
-    text = table(
-        [_("RANK"), _("BYTES"), _("NAME")], [[a["rank"], a["size"], a["name"]] for a in items], width=columns(), right=frozenset({0, 1})
-    )
+    headers = [_("ATTEMPT"), _("RANK"), _("BYTES"), _("NAME")]
+    rows = [[a["attempt"], a["rank"], a["size"], a["name"]] for a in items]
+    text = table(headers, rows, width=columns(), right=frozenset({0, 1, 2}))
     session.answer(items, text if items else _("Job {id} left no files in $NEBULA_ARTIFACTS.").format(id=job_id))
 
 
@@ -230,6 +234,7 @@ def artifact_get(
     job_id: JobId,
     name: Annotated[str, typer.Argument(metavar="NAME", help=_("The file's name."))],
     rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help=_("Which part of a job on several nodes."))] = 0,
+    attempt: Annotated[int | None, typer.Option("--attempt", metavar="N", min=1, help=_("Which attempt (default: the latest)."))] = None,
     target: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help=_("Where to write it (default: its name, here); - = standard output.")),
@@ -239,10 +244,9 @@ def artifact_get(
     profile: ProfileOption = None,
 ) -> None:
     session = session_open(is_json, profile)
-    chunks = session.client.job_artifact_download(job_id, rank=rank, name=name)
+    chunks = session.client.job_artifact_download(job_id, rank=rank, name=name, attempt=attempt)
     if target == "-":
-        for chunk in chunks:
-            sys.stdout.buffer.write(chunk)
+        write_raw(chunks)
         return
     # The name was chosen by a job: only its last part is used, so that it can't leave this folder.
     path = Path(target or Path(name).name or "artifact").expanduser()

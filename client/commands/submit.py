@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from client.commands.common import JsonFlag, ProfileOption, note, print_json, say, session_open, usage_fault
+from client.commands.light import LightCommand
 from client.commands.watch import follow_to_end
 from client.i18n import _
 from client.output import safe
@@ -25,7 +25,7 @@ class OnNodeLoss(StrEnum):
     requeue = "requeue"
 
 
-class SubmitCommand(TyperCommand):
+class SubmitCommand(LightCommand):
     """Takes the words after the first ``--`` as the program, untouched. Without ``--`` the program's own options and ours
     could not be told apart (``submit python train.py -f data``), so it is required."""
 
@@ -75,7 +75,7 @@ def submit(
         OnNodeLoss, typer.Option("--on-node-loss", help=_("When its node falls silent: hold = wait for it, requeue = start elsewhere."))
     ] = OnNodeLoss.hold,
     grace: Annotated[
-        int | None, typer.Option("--grace", metavar="SECONDS", min=0, help=_("Time to save its work when it is stopped."))
+        int | None, typer.Option("--grace", metavar="SECONDS", min=1, help=_("Time to save its work when it is stopped."))
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help=_("Don't start before nebula-ctl release."))] = False,
     arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help=_("Only cards of this architecture, such as sm_89."))] = None,

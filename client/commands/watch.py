@@ -41,7 +41,7 @@ def logs(
     elif session.is_json:
         print_json(_whole(session, job_id, rank=rank, attempt=attempt))
     else:
-        _write_raw(session.client.job_log_download(job_id, attempt=attempt, rank=rank))
+        write_raw(session.client.job_log_download(job_id, attempt=attempt, rank=rank))
 
 
 def wait(
@@ -125,7 +125,7 @@ def _write(texts: Iterator[str]) -> None:
         sys.stdout.flush()
 
 
-def _write_raw(chunks: Iterator[bytes]) -> None:
+def write_raw(chunks: Iterator[bytes]) -> None:
     """The bytes themselves to a pipe; on a terminal their reading as UTF-8, filtered."""
     if sys.stdout.isatty():
         import codecs
