@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")
-http = get_asgi_application()  # loads the apps; what follows imports models
+django.setup(set_prefix=False)  # loads the apps; what follows imports models
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 
 from jobs.selectors import job_is_visible  # noqa: E402
+from nebulagrid.handler import PooledHandler  # noqa: E402
 from nodes import consumers  # noqa: E402
 from quotas.services import token_authenticate  # noqa: E402
 
 # The nodes room knows neither jobs nor people: without these two nobody sees a job there and no token opens anything.
 consumers.configure(user_for_token=token_authenticate, may_see_job=lambda user, job_id: job_is_visible(user=user, job_id=job_id))
 # The consumers check the origin themselves: a browser's must be ours, an agent and a client with a token have none.
-application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(consumers.websocket_urlpatterns)})
+application = ProtocolTypeRouter({"http": PooledHandler(), "websocket": URLRouter(consumers.websocket_urlpatterns)})

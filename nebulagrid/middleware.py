@@ -24,7 +24,7 @@ ADMIN_PREFIX = "/admin/"
 API_PREFIX = "/api/"
 
 
-def _headers_set(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+def headers_set(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
     response.headers.setdefault("Content-Security-Policy", CSP_ADMIN if request.path.startswith(ADMIN_PREFIX) else CSP)
     response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()")
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
@@ -46,12 +46,12 @@ def security_headers(get_response: GetResponse) -> GetResponse:
     if iscoroutinefunction(get_response):
 
         async def answer_async(request: HttpRequest) -> HttpResponseBase:
-            return _headers_set(request, _refusal(request) or await get_response(request))
+            return headers_set(request, _refusal(request) or await get_response(request))
 
         return answer_async
 
     def answer(request: HttpRequest) -> HttpResponseBase:
-        return _headers_set(request, _refusal(request) or get_response(request))
+        return headers_set(request, _refusal(request) or get_response(request))
 
     return answer
 

@@ -134,7 +134,6 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "nebulagrid.middleware.security_headers",
-    "servestatic.middleware.ServeStaticMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -201,8 +200,9 @@ DATABASES = {"default": database_from_url(env("DATABASE_URL"))}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # A file, as in production: an in-memory database has no WAL, and threads that share it meet other locks.
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
-# Connections of the web process live for one request (each runs in a thread of its own); a worker keeps its few.
-if env("ROLE") == "worker" and DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+WEB_THREADS = env_int("WEB_THREADS", 8)
+# Web and worker have a few threads that stay, each with its connection; on PostgreSQL the pool keeps them instead.
+if env("ROLE") in {"web", "worker"} and DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["CONN_MAX_AGE"] = 600
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 

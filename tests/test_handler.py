@@ -1,0 +1,63 @@
+"""The web process's handler: pages and API through the pooled chain, static files before it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from asgiref.testing import ApplicationCommunicator
+
+from nebulagrid.handler import PooledHandler
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def get(handler: PooledHandler, path: str, language: str = "en") -> tuple[int, dict[str, str], bytes]:
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"accept-language", language.encode())],
+        "client": ("127.0.0.1", 5),
+    }
+    app = ApplicationCommunicator(handler, scope)
+    await app.send_input({"type": "http.request", "body": b""})
+    start = await app.receive_output(10)
+    body = b""
+    while True:
+        part = await app.receive_output(10)
+        body += part.get("body", b"")
+        if not part.get("more_body"):
+            break
+    await app.wait(10)
+    return start["status"], {k.decode().lower(): v.decode() for k, v in start["headers"]}, body
+
+
+@pytest.fixture
+def handler(settings) -> PooledHandler:  # type: ignore[no-untyped-def]
+    settings.SERVESTATIC_USE_FINDERS = True
+    return PooledHandler()
+
+
+async def test_pages_and_static_files_are_served_with_the_same_headers(handler: PooledHandler) -> None:
+    for path, kind in (("/healthz", "application/json"), ("/static/css/tokens.css", "text/css")):
+        status, headers, body = await get(handler, path)
+        assert (status, headers["content-type"].split(";")[0]) == (200, kind)
+        assert body
+        assert "script-src 'self'" in headers["content-security-policy"]
+
+
+async def test_a_static_file_that_is_not_there_costs_no_page(handler: PooledHandler) -> None:
+    assert (await get(handler, "/static/nothing.css"))[0] == 404
+
+
+async def test_requests_in_parallel_keep_their_own_language(handler: PooledHandler) -> None:
+    languages = ["en", "zh-hans"] * 8
+    answers = await asyncio.gather(*(get(handler, "/api/v1/me", language) for language in languages))
+    assert {status for status, _, _ in answers} <= {401, 429}
+    texts = {
+        language: {body for got, (status, _, body) in zip(languages, answers, strict=True) if got == language and status == 401}
+        for language in ("en", "zh-hans")
+    }
+    assert all(len(found) <= 1 for found in texts.values())
