@@ -99,7 +99,7 @@ def redis_url() -> Iterator[str]:
 def flush_past_guards() -> Iterator[None]:
     """Transactional tests end by emptying all tables, which the append-only triggers of SQLite refuse: take them off
     for the flush and put them back. (PostgreSQL truncates, and row triggers don't see that.)"""
-    from django.db.backends.sqlite3.operations import DatabaseOperations
+    from django.db.backends.sqlite3.base import DatabaseOperations
 
     plain = DatabaseOperations.sql_flush
 
