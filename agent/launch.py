@@ -154,15 +154,17 @@ def _prepare_and_exec(
 def _exec(argv: list[str], env: dict[str, str]) -> None:
     """As execvpe, PATH of ``env``; but that one imports a module on the way, and as another user we may read none."""
     program = argv[0]
-    folders = [""] if "/" in program else env.get("PATH", os.defpath).split(":")
+    paths = [program] if "/" in program else [f"{folder or '.'}/{program}" for folder in env.get("PATH", os.defpath).split(":")]
     denied: OSError | None = None
-    for folder in folders:
+    for path in paths:
         try:
-            os.execve(f"{folder}/{program}" if folder else program, argv, env)  # noqa: S606 - without a shell is the point
+            os.execve(path, argv, env)  # noqa: S606 - without a shell is the point
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
-            denied = error  # a later folder may have one that we may run
+            # A later folder may have one that we may run; a folder that we may not even look into has none for us.
+            if path == program or os.path.exists(path):
+                denied = error
     raise denied or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 

@@ -93,8 +93,8 @@ def claim_block(path: str) -> bool:
 def claim_create(path: str, *, is_shim: bool = True) -> int | None:
     """Claim a rank that nobody ever claimed; the descriptor holds the claim. None: it was claimed before.
 
-    Only a shim signs, because signed is who may be signalled. The file appears already locked, so that nobody can take a claim for abandoned that is only just being made.
-    Raises FileNotFoundError when the directory is gone.
+    The file appears already locked, so that nobody can take a claim for abandoned that is only just being made. Only a
+    shim signs: who has signed may be signalled. Raises FileNotFoundError when the directory is gone.
     """
     temporary = f"{path}/.{CLAIM}.{os.getpid()}"
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from agent import cgroups, launch, procs, rankdir
 from agent.processes import RankState, Recoverable
-from agent.protocol import ExitCause, ExitInfo, LaunchError, ProtocolError, RankId, RankSpec, from_json, rank_parts
+from agent.protocol import ExitCause, ProtocolError, RankId, RankSpec, rank_parts
+from agent.recovery import final_read, launch_failed, rank_examine
 from agent.zygotes import ZygoteLink
 
 log = logging.getLogger(__name__)
@@ -143,10 +144,10 @@ class RankProcesses:
             os.mkdir(path, 0o700)
             rankdir.file_write(path, rankdir.SPEC, order)
         except FileExistsError:
-            self._tell(held, _failed(rank, "internal", f"The directory {path} exists already; a rank is started only once."))
+            self._tell(held, launch_failed(rank, "internal", f"The directory {path} exists already; a rank is started only once."))
             return
         except (OSError, ValueError) as error:
-            self._tell(held, _failed(rank, "internal", f"The rank's directory could not be made: {error}"))
+            self._tell(held, launch_failed(rank, "internal", f"The rank's directory could not be made: {error}"))
             return
         held.starting_since = time.monotonic()
         self._ask(held, adopt=False)
@@ -162,7 +163,12 @@ class RankProcesses:
             if old["at"] + old["grace_s"] <= now + grace_s:
                 return
             cause, reason = old["cause"], old["reason"]
-        rankdir.file_write(held.path, rankdir.STOP, {"cause": cause, "reason": reason, "grace_s": grace_s, "at": now})
+        try:
+            rankdir.file_write(held.path, rankdir.STOP, {"cause": cause, "reason": reason, "grace_s": grace_s, "at": now})
+        except OSError as error:
+            log.error("The order to stop rank %s cannot be written (%s); it is killed instead.", rank, error)
+            self._group(held).kill()
+            return
         if held.shim is not None:
             procs.signal_send(*held.shim, _WAKE)
 
@@ -348,7 +354,7 @@ class RankProcesses:
         """Read what the shim has written. ``is_running``: it has just said so; ``is_alive`` False: it is dead."""
         if held.is_final:
             return
-        final = _final_read(held.rank, held.path)
+        final = final_read(held.rank, held.path)
         if final is not None:
             self._tell(held, final)
             return
@@ -388,7 +394,7 @@ class RankProcesses:
             rankdir.file_write(held.path, rankdir.LAUNCH, {"kind": "internal", "text": text}, durable=True)
         except OSError as error:
             text = f"{text} ({error})"
-        self._tell(held, _failed(held.rank, "internal", text))
+        self._tell(held, launch_failed(held.rank, "internal", text))
 
     # --- after a restart --------------------------------------------------------------------------------------
 
@@ -400,52 +406,17 @@ class RankProcesses:
         path = str(self.rank_dir(row.rank))
         order = rankdir.file_read(path, rankdir.SPEC)
         plan = order["group"] if order else self.layout.plan(row.rank)
-        held = self._held[row.rank] = _Held(row.rank, path, cgroups.group_open(plan), RankState(rank=row.rank, state="PREPARING"))
-        held.told = state = self._recover_state(row, held)
-        return state
-
-    def _recover_state(self, row: Recoverable, held: _Held) -> RankState:
-        # 1. It ended and was written down, by the shim or by an earlier agent.
-        final = _final_read(held.rank, held.path)
-        if final is not None:
-            return final
-        started = rankdir.file_read(held.path, rankdir.STARTED)
-        # 2. Another boot: nothing of it can live.
-        if row.boot_id != self.boot_id:
-            cause: ExitCause = "node_rebooted" if started else "never_started"
-            return self._ended(held, cause, f"This boot is {self.boot_id}, that one was {row.boot_id}.")
-        # 3. Nobody ever claimed it. We do, so that a shim that is still on its way can't.
-        if not os.path.isdir(held.path) or rankdir.claim_block(held.path):
-            return self._ended(held, "never_started", "The agent ended before the program was started.")
-        # 4. Its shim lives: watch.
-        if rankdir.claim_held(held.path):
-            owner = rankdir.claim_owner(held.path)
-            held.starting_since = time.monotonic()
-            if owner is not None:
-                self._watch(held, owner)
-            return RankState(rank=held.rank, state="RUNNING", started_at=started["started_at"]) if started else held.told
-        # 5. Its shim is dead.
-        if started is None:
-            self._group(held).kill()
-            self._group(held).remove()
-            return self._ended(held, "never_started", "The shim died before the program was started.")
-        if self._group(held).populated():
+        held = _Held(row.rank, path, cgroups.group_open(plan), RankState(rank=row.rank, state="PREPARING"))
+        held.starting_since = time.monotonic()
+        self._held[row.rank] = held
+        found = rank_examine(row.rank, path, self._group(held), row_boot_id=row.boot_id, boot_id=self.boot_id)
+        held.told = found.state
+        if found.shim is not None:
+            self._watch(held, found.shim)
+        elif found.needs_shim:
             log.warning("Rank %s runs without its shim; it gets a new one.", held.rank)
             self._ask(held, adopt=True)
-            return RankState(rank=held.rank, state="RUNNING", started_at=started["started_at"])
-        code = rankdir.file_read(held.path, rankdir.CODE)
-        status = code["status"] if code and code["pid"] == started["pid"] else None
-        if status is None:
-            return self._ended(held, "exit_unknown", "The program ended while nobody could see how.")
-        return self._ended(held, "exited", None, status=status)
-
-    def _ended(self, held: _Held, cause: ExitCause, detail: str | None, *, status: int | None = None) -> RankState:
-        """Write down the end of a rank that has no shim."""
-        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-        code = os.WEXITSTATUS(status) if status is not None and number is None else None
-        with contextlib.suppress(OSError):  # no directory: the next agent comes to the same end
-            rankdir.exit_write(held.path, cause=cause, code=code, signal=number, detail=detail)
-        return RankState(rank=held.rank, state="EXITED", exit=ExitInfo(cause=cause, code=code, signal=number, detail=detail))
+        return found.state
 
     def strangers(self) -> list[RankId]:
         """Ranks that live here under our name and are not held: call it after ``recover``. Nothing is done to them."""
@@ -465,25 +436,6 @@ class RankProcesses:
         if os.path.isdir(path):
             rankdir.file_write(path, rankdir.STOP, {"cause": "stopped", "reason": "stranger", "grace_s": 0, "at": procs.boottime()})
         self._group_of(rank, None).kill()
-
-
-def _final_read(rank: RankId, path: str) -> RankState | None:
-    ended = rankdir.file_read(path, rankdir.EXIT)
-    if ended is not None:
-        started = rankdir.file_read(path, rankdir.STARTED)
-        return RankState(
-            rank=rank,
-            state="EXITED",
-            exit=from_json(ExitInfo, ended["exit"]),
-            started_at=started["started_at"] if started else None,
-            checkpoint_seen=ended["checkpoint_seen"],
-        )
-    failed = rankdir.file_read(path, rankdir.LAUNCH)
-    return _failed(rank, failed["kind"], failed["text"]) if failed is not None else None
-
-
-def _failed(rank: RankId, kind: LaunchError, text: str) -> RankState:
-    return RankState(rank=rank, state="LAUNCH_FAILED", launch_error=kind, launch_detail=text)
 
 
 def _half_of_all_pids() -> int | None:

@@ -152,7 +152,12 @@ class Shim:
         self.began_at = procs.boottime()
         limit = self.spec.get("time_limit_s")
         self.limit_at = None if limit is None else self.began_at + limit
-        self._started_write()
+        try:
+            self._started_write()
+        except OSError as error:
+            procs.signal_send(child.pid, child.start, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+            raise launch.LaunchFailed("internal", f"The start could not be written down: {error}") from error
         child.let_go()
         # A working directory or a program on a dead file server can block for ever: a stop must get through.
         while not select.select([child.errors], [], [], _TICK_S)[0]:
@@ -288,7 +293,15 @@ class Shim:
             else:
                 code = os.WEXITSTATUS(self.status)
         seen = self.stop is not None and self.stop.checkpoint.changed()
-        rankdir.exit_write(".", cause=cause, code=code, signal=number, detail=detail, checkpoint_seen=seen)
+        while True:
+            try:
+                rankdir.exit_write(".", cause=cause, code=code, signal=number, detail=detail, checkpoint_seen=seen)
+                break
+            except FileNotFoundError:
+                raise  # forgotten meanwhile
+            except OSError:
+                # The disk is full, by this very program perhaps. Nobody but us knows how it ended, so we wait.
+                time.sleep(_TICK_S)
         self.notify("exited")
         if not left:
             self.group.remove()

@@ -92,19 +92,17 @@ class Stop:
         return bool(sent)
 
     def _save(self) -> None:
-        rankdir.file_write(
-            ".",
-            rankdir.STOPPING,
-            {
-                "cause": self.cause,
-                "reason": self.reason,
-                "at": self._at,
-                "grace_s": self.deadline - self._at,
-                "handlers": sorted(self._handlers),
-                "termed": self._termed,
-                "newest": self.checkpoint.newest,
-            },
-        )
+        begun = {
+            "cause": self.cause,
+            "reason": self.reason,
+            "at": self._at,
+            "grace_s": self.deadline - self._at,
+            "handlers": sorted(self._handlers),
+            "termed": self._termed,
+            "newest": self.checkpoint.newest,
+        }
+        with contextlib.suppress(OSError):  # a full disk must not save a program from being stopped
+            rankdir.file_write(".", rankdir.STOPPING, begun)
 
     def step(self, now: float, *, main_ended: bool) -> bool:
         """True: nothing is left to wait for (what still lives may be killed)."""

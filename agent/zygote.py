@@ -87,6 +87,12 @@ class Zygote:
         except OSError:
             os._exit(0)
 
+    @staticmethod
+    def _is_ours(pid: int, ended: list[tuple[int, int]]) -> bool:
+        """Whether we are (or just were) the parent of that process: only then its pid means it until we reap it."""
+        stat = procs.process_stat(pid)
+        return any(pid == p for p, _ in ended) or (stat is not None and stat.ppid == os.getpid())
+
     def _reap(self) -> None:
         ended: list[tuple[int, int]] = []
         while True:
@@ -102,7 +108,7 @@ class Zygote:
             path = self._shims.pop(pid, None)
             if path is not None and not os.path.exists(f"{path}/{rankdir.EXIT}"):
                 started = rankdir.file_read(path, rankdir.STARTED)
-                if started is not None:
+                if started is not None and self._is_ours(int(started["pid"]), ended):
                     self._orphans[int(started["pid"])] = path
         for pid, status in ended:
             path = self._orphans.pop(pid, None)

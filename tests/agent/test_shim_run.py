@@ -21,7 +21,7 @@ def test_it_keeps_output_and_exit_code(lab: Lab) -> None:
     rank = lab.start("sh", "-c", "echo out; echo err >&2; exit 3")
     assert lab.end(rank).exit == ExitInfo(cause="exited", code=3)
     assert lab.text(rank) == "out\nerr\n"
-    assert [s.state for s in lab.history] == ["RUNNING", "EXITED"]
+    assert [s.state for s in lab.history] in (["RUNNING", "EXITED"], ["EXITED"])  # a quick one may be over before we look
     assert lab.ranks.tree_gone(rank)
 
 
