@@ -205,12 +205,6 @@ def _gpu_names(ids: list[int]) -> list[tuple[int, int, str]]:
     return [row for row in query.values_list("pk", "node_id", "uuid") if row[0] in wanted]
 
 
-def node_load_pct(statuses: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Mean GPU utilisation of the node's cards that tell it; None if none does."""
-    told = [status["util_pct"] for status in statuses.values() if status.get("util_pct") is not None]
-    return round(sum(told) / len(told)) if told else None
-
-
 def _gpus_key(node_id: int) -> str:
     return f"nebula:gpus:{node_id}"
 

@@ -40,11 +40,6 @@ def quota_view(user: User, *, now: datetime) -> QuotaView:
     )
 
 
-def projects_of(user: User) -> QuerySet[Project]:
-    """The active projects that a user may see (any role)."""
-    return Project.objects.filter(is_active=True, memberships__user=user)
-
-
 def projects_to_submit(user: User) -> QuerySet[Project]:
     """The active projects that a user may run jobs under: not those where he only looks on."""
     return Project.objects.filter(

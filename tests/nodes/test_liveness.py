@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from nodes.liveness import GAP_S, heard_at, is_half_silent, silent_nodes, watch_next
 from nodes.models import Node, NodeState
-from nodes.selectors import fencing_frozen, node_silent_s, pool_notices
+from nodes.selectors import fencing_frozen, pool_notices
 from nodes.services import command_create, last_seen_flush, liveness_check, node_cordon, node_ready, node_sync
 from nodes.telemetry import Seen, Watch
 from tests.factories import gpu_make, node_make, sync_of
@@ -147,22 +147,6 @@ class TestChecks:
         node.refresh_from_db()
         command.refresh_from_db()
         assert (node.cordoned, command.state) == (False, "EXPIRED")
-
-    def test_the_silence_of_a_node_is_counted_while_we_listen(self, live_redis):
-        node = node_make()
-        assert node_silent_s(node.pk, now=NOW) is None
-        self.run(0, 0)
-        self.sync(node, 1)
-        self.run(1, 10)
-        assert node_silent_s(node.pk, now=at(10.5)) == pytest.approx(9.5, abs=0.002)
-        assert node_silent_s(node.pk, now=at(60)) is None  # nobody checked for 50 s
-        self.run(60, 62)
-        assert node_silent_s(node.pk, now=at(62)) == pytest.approx(2, abs=0.002)
-        live_redis.flushdb()
-        assert node_silent_s(node.pk, now=at(62)) is None
-
-    def test_the_silence_is_unknown_without_redis(self, no_redis):
-        assert node_silent_s(node_make().pk) is None
 
     def test_last_seen_is_flushed_in_one_statement_and_only_forward(self, live_redis):
         nodes = [node_make() for _ in range(3)]
