@@ -45,8 +45,10 @@ class _Card:
 class NvmlBackend:
     name = "nvml"
 
-    def __init__(self) -> None:
+    def __init__(self, *, xid_wait_ms: int = 1000) -> None:
+        """``xid_wait_ms``: how long one wait for an event lasts; `cleanup` waits for its end."""
         self.sanity = Sanity()
+        self._xid_wait_ms = xid_wait_ms
         self._nv: Any = None
         self._cards: list[_Card] = []
         self._links: tuple[LinkInfo, ...] = ()
@@ -303,7 +305,7 @@ class NvmlBackend:
 
     def _start_waiting(self) -> None:
         if self._cards:
-            self._waiter = _XidWaiter(self._nv, {c.info.uuid: c.handle for c in self._cards}, self._event)
+            self._waiter = _XidWaiter(self._nv, {c.info.uuid: c.handle for c in self._cards}, self._event, self._xid_wait_ms)
 
     def _stop_waiting(self) -> None:
         if self._waiter is not None:
@@ -322,8 +324,8 @@ class NvmlBackend:
 class _XidWaiter:
     """One thread in NVML's event wait. Events of cards that don't support them simply never come."""
 
-    def __init__(self, nv: Any, handles: dict[str, Any], tell: Callable[[HardwareEvent], None]) -> None:
-        self._nv, self._tell = nv, tell
+    def __init__(self, nv: Any, handles: dict[str, Any], tell: Callable[[HardwareEvent], None], wait_ms: int) -> None:
+        self._nv, self._tell, self._wait_ms = nv, tell, wait_ms
         self._stopping = threading.Event()
         try:
             self._set = nv.nvmlEventSetCreate()
@@ -342,7 +344,7 @@ class _XidWaiter:
         nv = self._nv
         while not self._stopping.is_set():
             try:
-                data = nv.nvmlEventSetWait(self._set, 1000)
+                data = nv.nvmlEventSetWait(self._set, self._wait_ms)
             except nv.NVMLError as error:
                 if error.value != nv.NVML_ERROR_TIMEOUT:
                     self._stopping.wait(1.0)  # GPU_IS_LOST comes back at once, for ever

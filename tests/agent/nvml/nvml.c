@@ -1,0 +1,291 @@
+/* A small libnvidia-ml.so.1 for tests: it answers pynvml's calls from the text file that NEBULA_NVML_STATE names, which is
+   read at every call, so a test changes the machine by writing the file.
+
+     driver 570.1                    init 18                     nvmlInit fails with that code
+     gpu <i> <key> <value>           keys: see below; a key that is absent is NOT_SUPPORTED
+     proc <i> <pid> <bytes|na>       a compute process           gfx <i> <pid> <bytes|na>   a graphics process
+     topo <i> <j> <level>            common ancestor             nvlink <i> <link> <pci id of the other end>
+     xid <seq> <i> <code>            an event, once per seq      fail <i|-1> <function|*> <code>
+     hang <function> <ms>            */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef void *dev;
+enum { OK = 0, UNINIT = 1, EINVAL_ = 2, NOTSUP = 3, INSUF = 7, NODRIVER = 9, TIMEOUT_ = 10, VERSION = 25 };
+
+static char handles[64], event_set[1];
+static int inited, last_xid;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* --- the state file ------------------------------------------------------------------------------------------ */
+
+static char *load(void) {
+    const char *path = getenv("NEBULA_NVML_STATE");
+    FILE *f = path ? fopen(path, "r") : NULL;
+    if (!f) return NULL;
+    char *text = calloc(1, 65536);
+    size_t n = fread(text, 1, 65534, f);
+    text[n] = '\n';
+    fclose(f);
+    return text;
+}
+
+static int each(int (*line_cb)(char *, void *), void *arg) {
+    char *text = load(), *save;
+    if (!text) return 0;
+    int r = 0;
+    for (char *l = strtok_r(text, "\n", &save); l; l = strtok_r(NULL, "\n", &save))
+        if ((r = line_cb(l, arg))) break;
+    free(text);
+    return r;
+}
+
+struct want { int gpu; const char *key; char *out; size_t size; int hit; };
+static int cb_get(char *l, void *arg) {
+    struct want *w = arg;
+    int i, at = 0;
+    char key[64];
+    if (sscanf(l, "gpu %d %63s %n", &i, key, &at) == 2 && at && i == w->gpu && !strcmp(key, w->key)) {
+        snprintf(w->out, w->size, "%s", l + at);
+        return w->hit = 1;
+    }
+    return 0;
+}
+static int get(int gpu, const char *key, char *out, size_t size) {
+    struct want w = {gpu, key, out, size, 0};
+    each(cb_get, &w);
+    return w.hit;
+}
+static int cb_count(char *l, void *arg) {
+    int i, *max = arg;
+    if (sscanf(l, "gpu %d", &i) == 1 && i + 1 > *max) *max = i + 1;
+    return 0;
+}
+static int count(void) { int n = 0; each(cb_count, &n); return n; }
+
+struct trouble { int gpu; const char *fn; int code, ms; };
+static int cb_trouble(char *l, void *arg) {
+    struct trouble *t = arg;
+    int i, n;
+    char fn[80];
+    if (sscanf(l, "fail %d %79s %d", &i, fn, &n) == 3 && i == t->gpu && (!strcmp(fn, "*") || !strcmp(fn, t->fn))) t->code = n;
+    if (sscanf(l, "hang %79s %d", fn, &n) == 2 && !strcmp(fn, t->fn)) t->ms = n;
+    return 0;
+}
+static int index_of(dev d) { return (int)((char *)d - handles) - 1; }
+static int before(dev d, const char *fn) {
+    struct trouble t = {d ? index_of(d) : -1, fn, 0, 0};
+    if (!inited) return UNINIT;
+    each(cb_trouble, &t);
+    if (t.ms) usleep((u32)t.ms * 1000);
+    return t.code;
+}
+static int number(dev d, const char *fn, const char *key, u64 *out) {
+    char text[128];
+    int r = before(d, fn);
+    if (r) return r;
+    if (!get(index_of(d), key, text, sizeof text)) return NOTSUP;
+    *out = strtoull(text, 0, 0);
+    return OK;
+}
+
+/* --- the library --------------------------------------------------------------------------------------------- */
+
+static int cb_init(char *l, void *arg) { return sscanf(l, "init %d", (int *)arg) == 1; }
+API int nvmlInitWithFlags(u32 flags) {
+    (void)flags;
+    int code = 0;
+    char *text = load();
+    if (!text) return NODRIVER;
+    free(text);
+    each(cb_init, &code);
+    if (!code) inited = 1;
+    return code;
+}
+API int nvmlShutdown(void) { inited = 0; return OK; }
+API const char *nvmlErrorString(int r) { (void)r; return "made up"; }
+
+static int cb_driver(char *l, void *arg) { return sscanf(l, "driver %79s", (char *)arg) == 1; }
+API int nvmlSystemGetDriverVersion(char *out, u32 n) {
+    char text[80] = "";
+    int r = before(0, "nvmlSystemGetDriverVersion");
+    if (r) return r;
+    each(cb_driver, text);
+    snprintf(out, n, "%s", text);
+    return *text ? OK : NOTSUP;
+}
+API int nvmlSystemGetCudaDriverVersion(int *v) { *v = 12080; return before(0, "nvmlSystemGetCudaDriverVersion"); }
+API int nvmlDeviceGetCount_v2(u32 *n) { int r = before(0, "nvmlDeviceGetCount_v2"); if (!r) *n = (u32)count(); return r; }
+API int nvmlDeviceGetHandleByIndex_v2(u32 i, dev *d) {
+    if ((int)i >= count()) return EINVAL_;
+    *d = handles + 1 + i;
+    return before(*d, "nvmlDeviceGetHandleByIndex_v2");
+}
+
+#define TEXT(fn, key) API int fn(dev d, char *out, u32 n) { int r = before(d, #fn); return r ? r : get(index_of(d), key, out, n) ? OK : NOTSUP; }
+#define NUMBER(fn, key) API int fn(dev d, u32 *out) { u64 v; int r = number(d, #fn, key, &v); if (!r) *out = (u32)v; return r; }
+TEXT(nvmlDeviceGetName, "name")
+TEXT(nvmlDeviceGetUUID, "uuid")
+NUMBER(nvmlDeviceGetPowerUsage, "power_mw")
+NUMBER(nvmlDeviceGetFanSpeed, "fan")
+NUMBER(nvmlDeviceGetNumaNodeId, "numa")
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_gen")
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width")
+
+API int nvmlDeviceGetTemperature(dev d, u32 sensor, u32 *out) {
+    u64 v; (void)sensor;
+    int r = number(d, "nvmlDeviceGetTemperature", "temp", &v);
+    if (!r) *out = (u32)v;
+    return r;
+}
+API int nvmlDeviceGetTemperatureV(dev d, u32 *s) { u64 v; int r = number(d, "nvmlDeviceGetTemperatureV", "temp_v", &v); if (!r) s[2] = (u32)v; return r; }
+API int nvmlDeviceGetClockInfo(dev d, u32 type, u32 *out) {
+    static const char *keys[] = {"clk_gfx", "clk_sm", "clk_mem", "clk_vid"};
+    u64 v;
+    int r = number(d, "nvmlDeviceGetClockInfo", keys[type & 3], &v);
+    if (!r) *out = (u32)v;
+    return r;
+}
+API int nvmlDeviceGetUtilizationRates(dev d, u32 *out) {
+    u64 gpu, memory = 0;
+    int r = number(d, "nvmlDeviceGetUtilizationRates", "util", &gpu);
+    if (r) return r;
+    number(d, "", "mem_util", &memory);
+    out[0] = (u32)gpu; out[1] = (u32)memory;
+    return OK;
+}
+/* As the driver: version 1 counts the reserved part as used, version 2 shows it apart. */
+API int nvmlDeviceGetMemoryInfo(dev d, u64 *o) {
+    u64 total, used, reserved = 0;
+    int r = number(d, "nvmlDeviceGetMemoryInfo", "total", &total);
+    if (r || (r = number(d, "nvmlDeviceGetMemoryInfo", "used", &used))) return r;
+    number(d, "", "reserved", &reserved);
+    o[0] = total; o[1] = total - used - reserved; o[2] = used + reserved;
+    return OK;
+}
+API int nvmlDeviceGetMemoryInfo_v2(dev d, u64 *o) {
+    u64 total, used, reserved = 0;
+    if ((u32)o[0] != 0x02000028) return VERSION;
+    int r = number(d, "nvmlDeviceGetMemoryInfo_v2", "total", &total);
+    if (r || (r = number(d, "nvmlDeviceGetMemoryInfo_v2", "used", &used))) return r;
+    number(d, "", "reserved", &reserved);
+    o[1] = total; o[2] = reserved; o[3] = total - used - reserved; o[4] = used;
+    return OK;
+}
+API int nvmlDeviceGetCudaComputeCapability(dev d, int *major, int *minor) {
+    char text[32];
+    int r = before(d, "nvmlDeviceGetCudaComputeCapability");
+    if (r) return r;
+    return get(index_of(d), "cc", text, sizeof text) && sscanf(text, "%d.%d", major, minor) == 2 ? OK : NOTSUP;
+}
+
+struct pci { char legacy[16]; u32 domain, bus, device, id, subsystem; char id32[32]; };
+static void pci_fill(struct pci *p, const char *text) {
+    memset(p, 0, sizeof *p);
+    sscanf(text, "%x:%x:%x", &p->domain, &p->bus, &p->device);
+    snprintf(p->id32, sizeof p->id32, "%08X:%02X:%02X.0", p->domain, p->bus, p->device);
+    snprintf(p->legacy, sizeof p->legacy, "%04X:%02X:%02X.0", p->domain & 0xffff, p->bus, p->device);
+}
+API int nvmlDeviceGetPciInfo_v3(dev d, struct pci *p) {
+    char text[64];
+    int r = before(d, "nvmlDeviceGetPciInfo_v3");
+    if (r) return r;
+    if (!get(index_of(d), "pci", text, sizeof text)) return NOTSUP;
+    pci_fill(p, text);
+    return OK;
+}
+
+struct link { int gpu; u32 link; char *out; };
+static int cb_link(char *l, void *arg) {
+    struct link *w = arg;
+    int i; u32 n; char text[64];
+    if (sscanf(l, "nvlink %d %u %63s", &i, &n, text) == 3 && i == w->gpu && n == w->link) { strcpy(w->out, text); return 1; }
+    return 0;
+}
+API int nvmlDeviceGetNvLinkState(dev d, u32 link, u32 *on) {
+    char text[64];
+    struct link w = {index_of(d), link, text};
+    int r = before(d, "nvmlDeviceGetNvLinkState");
+    if (!r) *on = (u32)each(cb_link, &w);
+    return r;
+}
+API int nvmlDeviceGetNvLinkRemotePciInfo_v2(dev d, u32 link, struct pci *p) {
+    char text[64];
+    struct link w = {index_of(d), link, text};
+    int r = before(d, "nvmlDeviceGetNvLinkRemotePciInfo_v2");
+    if (r) return r;
+    if (!each(cb_link, &w)) return EINVAL_;
+    pci_fill(p, text);
+    return OK;
+}
+
+struct topo { int a, b, level; };
+static int cb_topo(char *l, void *arg) {
+    struct topo *t = arg;
+    int a, b, v;
+    if (sscanf(l, "topo %d %d %d", &a, &b, &v) == 3 && ((a == t->a && b == t->b) || (a == t->b && b == t->a))) { t->level = v; return 1; }
+    return 0;
+}
+API int nvmlDeviceGetTopologyCommonAncestor(dev a, dev b, u32 *out) {
+    struct topo t = {index_of(a), index_of(b), -1};
+    int r = before(a, "nvmlDeviceGetTopologyCommonAncestor");
+    if (r) return r;
+    each(cb_topo, &t);
+    if (t.level < 0) return NOTSUP;
+    *out = (u32)t.level;
+    return OK;
+}
+
+struct proc { u32 pid; u64 used; u32 gi, ci; };
+struct list { int gpu; const char *form; u32 n, room; struct proc *out; };
+static int cb_proc(char *l, void *arg) {
+    struct list *q = arg;
+    int i; u32 pid; char used[32];
+    if (sscanf(l, q->form, &i, &pid, used) == 3 && i == q->gpu) {
+        if (q->out && q->n < q->room) q->out[q->n] = (struct proc){pid, strcmp(used, "na") ? strtoull(used, 0, 0) : ~0ull, ~0u, ~0u};
+        q->n++;
+    }
+    return 0;
+}
+static int processes(dev d, const char *fn, const char *form, u32 *n, struct proc *out) {
+    int r = before(d, fn);
+    if (r) return r;
+    struct list q = {index_of(d), form, 0, out ? *n : 0, out};
+    each(cb_proc, &q);
+    r = q.n && (!out || *n < q.n) ? INSUF : OK;
+    *n = q.n;
+    return r;
+}
+API int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetComputeRunningProcesses_v3", "proc %d %u %31s", n, out); }
+API int nvmlDeviceGetGraphicsRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetGraphicsRunningProcesses_v3", "gfx %d %u %31s", n, out); }
+
+struct event { dev d; u64 type, data; u32 gi, ci; };
+struct xid { int gpu, code, seq; };
+static int cb_xid(char *l, void *arg) {
+    struct xid *x = arg;
+    int seq, i, code;
+    if (sscanf(l, "xid %d %d %d", &seq, &i, &code) == 3 && seq > last_xid) { *x = (struct xid){i, code, seq}; return 1; }
+    return 0;
+}
+API int nvmlEventSetCreate(void **set) { *set = event_set; return before(0, "nvmlEventSetCreate"); }
+API int nvmlEventSetFree(void *set) { (void)set; return OK; }
+API int nvmlDeviceRegisterEvents(dev d, u64 types, void *set) { (void)types; (void)set; return before(d, "nvmlDeviceRegisterEvents"); }
+API int nvmlEventSetWait_v2(void *set, struct event *e, u32 ms) {
+    (void)set;
+    for (u32 waited = 0;; waited += 10) {
+        struct xid x = {-1, 0, 0};
+        pthread_mutex_lock(&mutex);
+        each(cb_xid, &x);
+        if (x.seq) last_xid = x.seq;
+        pthread_mutex_unlock(&mutex);
+        if (x.seq) { *e = (struct event){handles + 1 + x.gpu, 8, (u64)x.code, ~0u, ~0u}; return OK; }
+        if (waited >= ms) return TIMEOUT_;
+        usleep(10000);
+    }
+}

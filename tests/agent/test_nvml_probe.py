@@ -1,0 +1,197 @@
+"""The probe's child process: NVML in it, a driver that hangs, a driver that comes late."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import probe as probe_module
+from agent.backends.base import HardwareEvent
+from agent.probe import ChildProbe, Sample
+from tests.agent.nvml_lab import Machine, library_build
+from tests.agent.rank_lab import wait_until
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return library_build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    found = Machine(tmp_path / "state")
+    found.write()
+    monkeypatch.setenv("NEBULA_NVML_STATE", str(found.path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setattr(probe_module, "RESTART_S", (0.05, 0.05))
+    return found
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ChildProbe]]:
+    probes: list[ChildProbe] = []
+
+    def new(**settings: float) -> ChildProbe:
+        probes.append(ChildProbe(**settings))  # type: ignore[arg-type]
+        return probes[-1]
+
+    yield new
+    for probe in probes:
+        probe.close()
+
+
+class Reader:
+    """Collects all that a probe says."""
+
+    def __init__(self, probe: ChildProbe) -> None:
+        self.probe = probe
+        self.samples: list[Sample] = []
+        self.events: list[HardwareEvent] = []
+
+    def poll(self) -> None:
+        samples, events = self.probe.poll()
+        self.samples += samples
+        self.events += events
+
+    def sample(self, *, processes: bool = False) -> Sample:
+        """Ask until an answer comes, as the loop does."""
+        before = len(self.samples)
+
+        def ask() -> bool:
+            self.probe.request(processes=processes)
+            self.poll()
+            return len(self.samples) > before
+
+        wait_until(ask, "a sample")
+        return self.samples[-1]
+
+
+def test_it_reads_the_cards_in_one_child_that_stays(machine: Machine, make: Callable[..., ChildProbe]) -> None:
+    uuid = machine.card()
+    machine.say(f"proc 0 {os.getpid()} 1048576")
+    reader = Reader(make())
+    first = reader.sample()
+    child = reader.probe.child_pid
+    assert [g.uuid for g in first.cards.gpus] == [uuid]
+    assert (first.status[0].used_mib, first.processes, first.processes_read) == (700, None, False)
+    second = reader.sample(processes=True)
+    assert second.processes is not None
+    assert [(p.pid, p.used_mib) for p in second.processes] == [(os.getpid(), 1)]
+    assert second.processes[0].command
+    assert reader.probe.child_pid == child  # no new process, no new NVML for a sample
+
+
+def test_an_xid_comes_at_once_and_unasked(machine: Machine, make: Callable[..., ChildProbe]) -> None:
+    uuid = machine.card()
+    reader = Reader(make())
+    reader.sample()
+    machine.say("xid 1 0 31")
+    wait_until(lambda: reader.poll() or reader.events, "the event")
+    assert [(e.kind, e.gpu, e.data) for e in reader.events] == [("xid", uuid, {"xid": 31})]
+
+
+def test_a_hang_of_ten_minutes_blocks_nothing_and_ends_when_the_driver_comes_back(
+    machine: Machine, make: Callable[..., ChildProbe]
+) -> None:
+    machine.card()
+    reader = Reader(make(deadline_s=0.2, kill_after_s=1.0))
+    reader.sample()
+    stuck = reader.probe.child_pid
+    machine.say("hang nvmlDeviceGetUtilizationRates 600000")
+    slowest = 0.0
+
+    def ask() -> bool:
+        nonlocal slowest
+        began = time.thread_time()
+        reader.probe.request(processes=True)
+        reader.poll()
+        slowest = max(slowest, time.thread_time() - began)
+        return reader.probe.unresponsive
+
+    wait_until(ask, "unresponsive")
+    assert reader.probe.child_pid == stuck  # no second child beside the one that hangs
+    assert len(reader.samples) == 1
+    machine.unsay("hang")
+    assert reader.sample().status[0].util_pct == 37
+    assert not reader.probe.unresponsive
+    assert reader.probe.child_pid != stuck
+    with pytest.raises(ProcessLookupError):
+        os.kill(stuck or 0, 0)  # ended and reaped
+
+
+def test_a_child_that_cannot_be_killed_is_left_alone(
+    machine: Machine, make: Callable[..., ChildProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process stuck in the driver survives SIGKILL: a stopped child whose kill does nothing stands for it."""
+    machine.card()
+    reader = Reader(make(deadline_s=0.05, kill_after_s=0.1))
+    reader.sample()
+    child = reader.probe.child_pid or 0
+    os.kill(child, signal.SIGSTOP)
+    kills: list[int] = []
+    process = reader.probe._child
+    assert process is not None
+    monkeypatch.setattr(process, "kill", lambda: kills.append(1))
+
+    def ask() -> bool:
+        reader.probe.request(processes=False)
+        reader.poll()
+        return bool(kills)
+
+    wait_until(ask, "the kill")
+    for _ in range(50):
+        reader.probe.request(processes=False)
+    assert kills == [1]
+    assert reader.probe.child_pid == child
+    assert reader.probe.unresponsive
+    monkeypatch.undo()
+
+
+def test_a_child_that_dies_is_replaced(machine: Machine, make: Callable[..., ChildProbe]) -> None:
+    machine.card()
+    reader = Reader(make())
+    reader.sample()
+    os.kill(reader.probe.child_pid or 0, signal.SIGKILL)
+    assert reader.sample().status[0].used_mib == 700
+
+
+def test_a_driver_that_does_not_open_is_told_and_looked_at_again(
+    machine: Machine, make: Callable[..., ChildProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.card()
+    machine.say("init 18")
+    code = "import agent.probe as p; p.REOPEN_S = 0.05; p.child_main()"
+    reader = Reader(make(argv=[sys.executable, "-P", "-c", code]))
+    broken = reader.sample()
+    assert broken.error_kind == "driver_mismatch"
+    assert broken.error is not None
+    assert "reboot" in broken.error
+    machine.unsay("init")
+    wait_until(lambda: reader.sample().error is None, "NVML opened")
+    assert reader.samples[-1].status[0].used_mib == 700
+
+
+def test_it_starts_without_cards_and_picks_up_two(machine: Machine, make: Callable[..., ChildProbe]) -> None:
+    reader = Reader(make())
+    assert reader.sample().cards.gpus == ()
+    uuids = [machine.card(), machine.card()]
+    wait_until(lambda: len(reader.sample().cards.gpus) == 2, "two cards")
+    assert [g.uuid for g in reader.samples[-1].cards.gpus] == uuids
+
+
+def test_the_child_ends_with_its_agent(machine: Machine, make: Callable[..., ChildProbe]) -> None:
+    machine.card()
+    probe = make()
+    reader = Reader(probe)
+    reader.sample()
+    child = probe._child
+    assert child is not None
+    assert child.stdin is not None
+    child.stdin.close()  # as when the agent is gone, in whatever way
+    assert child.wait(timeout=20) == 0
