@@ -7,9 +7,8 @@ from collections.abc import Callable
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext as _t
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 
 from jobs import refusals, services, wording
 from jobs.errors import InvalidState
@@ -63,7 +62,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Hold: don't start"))
     def hold(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
-        why = _t("held in the admin")
+        why = gettext("held in the admin")
         self._each(request, queryset, lambda job: services.job_hold(job=job, by=request.user, why=why))
 
     @admin.action(description=_("Release"))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _l
+from django.utils.translation import gettext_lazy
 
 from jobs.wording import REASONS, Params, Sentence, quota_sentence, said
 
 _HINT = "-- sh -c '…'"
 _INVALID_STATE = {
-    "cancel": _l("Job %(job)s can't be cancelled: it is %(state)s."),
-    "hold": _l("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
-    "release": _l("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
+    "cancel": gettext_lazy("Job %(job)s can't be cancelled: it is %(state)s."),
+    "hold": gettext_lazy("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
+    "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
 }
 
 
@@ -23,21 +23,23 @@ def _template(text: Any) -> Sentence:
 
 ERRORS: dict[str, Sentence] = {
     "quota_exceeded": quota_sentence,
-    "invalid_state": lambda p: str(_INVALID_STATE.get(p.get("action", ""), _l("Job %(job)s is %(state)s; this is not possible now."))) % p,
+    "invalid_state": lambda p: (
+        str(_INVALID_STATE.get(p.get("action", ""), gettext_lazy("Job %(job)s is %(state)s; this is not possible now."))) % p
+    ),
     "idempotency_conflict": _template(
-        _l("This Idempotency-Key was used for another request, which made job %(job)s. Use a new key for a new job.")
+        gettext_lazy("This Idempotency-Key was used for another request, which made job %(job)s. Use a new key for a new job.")
     ),
-    "not_member": _template(_l("You are not a member of the project %(project)s that may submit jobs.")),
-    "project_not_found": _template(_l("There is no project %(project)s that you may submit to.")),
-    "project_inactive": _template(_l("The project %(project)s takes no new jobs.")),
-    "size_unreadable": _template(_l("%(value)s is no memory size; write 24G, 512M, or a number of MiB.")),
-    "size_fraction": _template(_l("%(value)s is a share of a GPU, which is not supported; write a size such as 12G.")),
-    "size_range": _template(_l("%(value)s is no possible memory size; write 24G, 512M, or a number of MiB.")),
+    "not_member": _template(gettext_lazy("You are not a member of the project %(project)s that may submit jobs.")),
+    "project_not_found": _template(gettext_lazy("There is no project %(project)s that you may submit to.")),
+    "project_inactive": _template(gettext_lazy("The project %(project)s takes no new jobs.")),
+    "size_unreadable": _template(gettext_lazy("%(value)s is no memory size; write 24G, 512M, or a number of MiB.")),
+    "size_fraction": _template(gettext_lazy("%(value)s is a share of a GPU, which is not supported; write a size such as 12G.")),
+    "size_range": _template(gettext_lazy("%(value)s is no possible memory size; write 24G, 512M, or a number of MiB.")),
     "time_unreadable": _template(
-        _l("%(value)s is no time limit; write h:mm:ss such as 2:00:00, days such as 2-12:00:00, or 90m, 2h, or seconds.")
+        gettext_lazy("%(value)s is no time limit; write h:mm:ss such as 2:00:00, days such as 2-12:00:00, or 90m, 2h, or seconds.")
     ),
-    "time_ambiguous": _template(_l("%(value)s may mean hours or minutes; write %(hours)s or %(minutes)s.")),
-    "time_range": _template(_l("%(value)s is no possible time limit; it must be at least a second and at most 68 years.")),
+    "time_ambiguous": _template(gettext_lazy("%(value)s may mean hours or minutes; write %(hours)s or %(minutes)s.")),
+    "time_range": _template(gettext_lazy("%(value)s is no possible time limit; it must be at least a second and at most 68 years.")),
     "command_operator": lambda p: (
         _("The command has the shell operator %(operator)s, but no shell runs it. To use a shell, submit: %(hint)s") % {"hint": _HINT, **p}
     ),
@@ -47,23 +49,23 @@ ERRORS: dict[str, Sentence] = {
     "command_missing": lambda p: _("Give the program to run: argv (a list) or command (a string)."),
     "argv_empty": lambda p: _("The command is empty; give a program and its arguments."),
     "argv_program": lambda p: _("The first word of the command must name a program."),
-    "argv_long": _template(_l("The command has %(count)d words; the most is %(limit)d.")),
+    "argv_long": _template(gettext_lazy("The command has %(count)d words; the most is %(limit)d.")),
     "argv_nul": lambda p: _("The command has a NUL character, which no program can be given."),
-    "argv_large": _template(_l("The command has %(size)d bytes; the most is %(limit)d.")),
-    "env_many": _template(_l("There are %(count)d environment variables; the most is %(limit)d.")),
-    "env_name": _template(_l("%(name)s is no name for an environment variable; use letters, digits and _.")),
-    "env_reserved": _template(_l("%(name)s is set by NebulaGrid and can't be given; leave it out.")),
-    "env_nul": _template(_l("The value of %(name)s has a NUL character, which no program can be given.")),
-    "env_value_large": _template(_l("The value of %(name)s has %(size)d bytes; the most is %(limit)d.")),
-    "env_large": _template(_l("The environment has %(size)d bytes; the most is %(limit)d.")),
-    "name_length": _template(_l("The name has %(length)d characters; it must have 1 to %(limit)d.")),
+    "argv_large": _template(gettext_lazy("The command has %(size)d bytes; the most is %(limit)d.")),
+    "env_many": _template(gettext_lazy("There are %(count)d environment variables; the most is %(limit)d.")),
+    "env_name": _template(gettext_lazy("%(name)s is no name for an environment variable; use letters, digits and _.")),
+    "env_reserved": _template(gettext_lazy("%(name)s is set by NebulaGrid and can't be given; leave it out.")),
+    "env_nul": _template(gettext_lazy("The value of %(name)s has a NUL character, which no program can be given.")),
+    "env_value_large": _template(gettext_lazy("The value of %(name)s has %(size)d bytes; the most is %(limit)d.")),
+    "env_large": _template(gettext_lazy("The environment has %(size)d bytes; the most is %(limit)d.")),
+    "name_length": _template(gettext_lazy("The name has %(length)d characters; it must have 1 to %(limit)d.")),
     "name_control": lambda p: _("The name has control characters, such as a line break; leave them out."),
-    "path_long": _template(_l("The path is longer than %(limit)d bytes.")),
+    "path_long": _template(gettext_lazy("The path is longer than %(limit)d bytes.")),
     "path_nul": lambda p: _("The path has control characters; leave them out."),
-    "path_relative": _template(_l("%(value)s is not an absolute path; begin it with /.")),
+    "path_relative": _template(gettext_lazy("%(value)s is not an absolute path; begin it with /.")),
     "size_twice": lambda p: _("Give either gpu_mem or gpu_mem_mib, not both."),
     "time_twice": lambda p: _("Give either time or time_limit_s, not both."),
-    "grace_range": _template(_l("grace_s is %(value)d; an admin allows at most %(limit)d.")),
+    "grace_range": _template(gettext_lazy("grace_s is %(value)d; an admin allows at most %(limit)d.")),
     "priority_staff": lambda p: _("Only an admin may submit with a priority above 0."),
     "cpu_memory": lambda p: _("GPU memory is asked for but no GPU; leave it out, or set gpu_count to 1 or more."),
     "log_gone": lambda p: _("There is no such attempt or rank of this job."),

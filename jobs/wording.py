@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy as _l
-from django.utils.translation import ngettext, pgettext
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from jobs.lifecycle import EndReason
 from nodes.wording import advice_text
@@ -206,12 +205,12 @@ def _amount(value: Any) -> str:
 
 def _asked(kind: str) -> Sentence:
     texts = {
-        "vendor": _l("Asks for a GPU by %(asked)s; this one is by %(have)s."),
-        "model": _l("Asks for the GPU model %(asked)s; this one is %(have)s."),
-        "arch": _l("Asks for architecture %(asked)s; this GPU has %(have)s."),
-        "never_vendor": _l("No GPU here is by %(asked)s; the vendors here are: %(have)s."),
-        "never_model": _l("No GPU here is a %(asked)s; the models here are: %(have)s."),
-        "never_arch": _l("No GPU here has architecture %(asked)s; here are: %(have)s."),
+        "vendor": gettext_lazy("Asks for a GPU by %(asked)s; this one is by %(have)s."),
+        "model": gettext_lazy("Asks for the GPU model %(asked)s; this one is %(have)s."),
+        "arch": gettext_lazy("Asks for architecture %(asked)s; this GPU has %(have)s."),
+        "never_vendor": gettext_lazy("No GPU here is by %(asked)s; the vendors here are: %(have)s."),
+        "never_model": gettext_lazy("No GPU here is a %(asked)s; the models here are: %(have)s."),
+        "never_arch": gettext_lazy("No GPU here has architecture %(asked)s; here are: %(have)s."),
     }
     return lambda p: str(texts[kind]) % {"asked": p["asked"], "have": listed(p["have"])}
 
@@ -325,22 +324,23 @@ def _with(text: Any, key: str, extra: Any, show: Callable[[Any], Any] = str) -> 
     return lambda p: str(text) + (" " + str(extra) % {key: show(p[key])} if p.get(key) not in (None, "") else "")
 
 
-_ON_NODE = _l("Node: %(node)s.")
-_DETAIL = _l("The node says: %(detail)s")
+_ON_NODE = gettext_lazy("Node: %(node)s.")
+_DETAIL = gettext_lazy("The node says: %(detail)s")
 _LAUNCH_ERRORS = {
-    "exec": _l("The program could not be started: is it there and executable on the node?"),
-    "workdir": _l("The working folder is not there on the node, or can't be entered."),
-    "user": _l("The job's owner has no Unix user on the node."),
-    "cgroup": _l("The node could not set up the job's cgroup."),
-    "spec": _l("The node does not understand the job."),
-    "gpu": _l("A GPU of the job was not there."),
-    "fenced": _l("The node had already given up this attempt."),
-    "internal": _l("The node's agent failed to start it."),
+    "exec": gettext_lazy("The program could not be started: is it there and executable on the node?"),
+    "workdir": gettext_lazy("The working folder is not there on the node, or can't be entered."),
+    "user": gettext_lazy("The job's owner has no Unix user on the node."),
+    "cgroup": gettext_lazy("The node could not set up the job's cgroup."),
+    "spec": gettext_lazy("The node does not understand the job."),
+    "gpu": gettext_lazy("A GPU of the job was not there."),
+    "fenced": gettext_lazy("The node had already given up this attempt."),
+    "internal": gettext_lazy("The node's agent failed to start it."),
+    "no_answer": gettext_lazy("The node did not say in time whether it started it."),
 }
 
 
 def _launch_failed(p: Params) -> str:
-    text = str(_LAUNCH_ERRORS.get(str(p.get("kind", "")), _l("The program could not be started.")))
+    text = str(_LAUNCH_ERRORS.get(str(p.get("kind", "")), gettext_lazy("The program could not be started.")))
     if p.get("node"):
         text = f"{text} {str(_ON_NODE) % {'node': p['node']}}"
     return f"{text} {str(_DETAIL) % {'detail': p['detail']}}" if p.get("detail") else text
@@ -356,28 +356,39 @@ def _crash_limit(p: Params) -> str:
     return text
 
 
+#: Why an attempt is stopped where that is not how it ends.
+STOPS = {"gang": gettext_lazy("Another part of the job has ended.")}
+
 ENDS: dict[str, Sentence] = {
     EndReason.COMPLETED: lambda p: _("The program ended with exit code 0."),
     EndReason.NONZERO_EXIT: _nonzero,
-    EndReason.EXIT_UNKNOWN: _with(_l("The program is gone and nobody saw how it ended."), "node", _ON_NODE),
-    EndReason.TIME_LIMIT: _with(_l("Stopped at its time limit."), "limit_s", _l("The limit was %(limit_s)s."), duration),
-    EndReason.CANCELLED: _with(_l("Cancelled."), "by", _l("By %(by)s.")),
-    EndReason.PREEMPTED: _with(_l("Stopped to make room for a job that goes first."), "job", _l("That is job %(job)s.")),
-    EndReason.GPU_FAULT: _with(_l("A GPU failed; the program is not to blame."), "node", _ON_NODE),
+    EndReason.EXIT_UNKNOWN: _with(gettext_lazy("The program is gone and nobody saw how it ended."), "node", _ON_NODE),
+    EndReason.TIME_LIMIT: _with(
+        gettext_lazy("Stopped at its time limit."), "limit_s", gettext_lazy("The limit was %(limit_s)s."), duration
+    ),
+    EndReason.CANCELLED: _with(gettext_lazy("Cancelled."), "by", gettext_lazy("By %(by)s.")),
+    EndReason.PREEMPTED: _with(
+        gettext_lazy("Stopped to make room for a job that goes first."), "job", gettext_lazy("That is job %(job)s.")
+    ),
+    EndReason.GPU_FAULT: _with(gettext_lazy("A GPU failed; the program is not to blame."), "node", _ON_NODE),
     EndReason.GPU_MEMORY: _with(
-        _l("Out of GPU memory: the program's need, not the GPU's fault. Ask for more memory or use a smaller batch."), "node", _ON_NODE
+        gettext_lazy("Out of GPU memory: the program's need, not the GPU's fault. Ask for more memory or use a smaller batch."),
+        "node",
+        _ON_NODE,
     ),
     EndReason.SLICE_EXCEEDED: _with(
-        _l("Stopped: it used more GPU memory than it asked for."), "used_mib", _l("It used %(used_mib)s."), gib
+        gettext_lazy("Stopped: it used more GPU memory than it asked for."), "used_mib", gettext_lazy("It used %(used_mib)s."), gib
     ),
-    EndReason.HOST_MEMORY: _with(_l("Killed by the kernel: the node's memory was used up."), "node", _ON_NODE),
-    EndReason.PIDS_LIMIT: _with(_l("Stopped: it made more processes than it may."), "limit", _l("The limit is %(limit)s.")),
-    EndReason.NODE_LOST: _with(_l("The node was lost; it is certain that the program does not run any more."), "node", _ON_NODE),
-    EndReason.NODE_REBOOTED: _with(_l("The node was rebooted while it ran."), "node", _ON_NODE),
+    EndReason.HOST_MEMORY: _with(gettext_lazy("Killed by the kernel: the node's memory was used up."), "node", _ON_NODE),
+    EndReason.PIDS_LIMIT: _with(
+        gettext_lazy("Stopped: it made more processes than it may."), "limit", gettext_lazy("The limit is %(limit)s.")
+    ),
+    EndReason.NODE_LOST: _with(gettext_lazy("The node was lost; it is certain that the program does not run any more."), "node", _ON_NODE),
+    EndReason.NODE_REBOOTED: _with(gettext_lazy("The node was rebooted while it ran."), "node", _ON_NODE),
     EndReason.LAUNCH_FAILED: _launch_failed,
-    EndReason.HOOK_FAILED: _with(_l("A hook of the node failed."), "detail", _DETAIL),
+    EndReason.HOOK_FAILED: _with(gettext_lazy("A hook of the node failed."), "detail", _DETAIL),
     EndReason.CRASH_LIMIT: _crash_limit,
-    EndReason.DEPENDENCY_FAILED: _with(_l("A job that it waits for has failed."), "job", _l("That is job %(job)s.")),
+    EndReason.DEPENDENCY_FAILED: _with(gettext_lazy("A job that it waits for has failed."), "job", gettext_lazy("That is job %(job)s.")),
     EndReason.NEVER_FITS: lambda p: (
         reason_text(str(p["code"]), p.get("params") or p) if p.get("code") else _("No node of the pool can ever hold it.")
     ),
@@ -414,6 +425,8 @@ def _because(text: Any) -> Sentence:
         reason = p.get("reason") or p.get("end_reason")
         if not reason:
             return str(text)
+        if reason in STOPS:
+            return f"{text} {STOPS[reason]}"
         return f"{text} {end_reason_text(str(reason), {k: v for k, v in p.items() if k != 'reason'})}"
 
     return how
@@ -421,24 +434,17 @@ def _because(text: Any) -> Sentence:
 
 EVENTS: dict[str, Sentence] = {
     "submitted": lambda p: _("Submitted."),
-    "placed": _with(_l("A place was found."), "nodes", _l("On: %(nodes)s."), listed),
-    "starting": _with(_l("A place was found."), "nodes", _l("On: %(nodes)s."), listed),
-    "started": _with(_l("The program started."), "node", _ON_NODE),
-    "running": _with(_l("The program started."), "node", _ON_NODE),
+    "placed": _with(gettext_lazy("A place was found."), "nodes", gettext_lazy("On: %(nodes)s."), listed),
+    "running": _with(gettext_lazy("The program started."), "node", _ON_NODE),
     "cancel_wanted": lambda p: _("A cancel was asked for."),
     "cancelled": lambda p: _("Cancelled."),
-    "held": _with(_l("Held."), "why", _l("Because: %(why)s")),
+    "held": _with(gettext_lazy("Held."), "why", gettext_lazy("Because: %(why)s")),
     "released": lambda p: _("Released."),
-    "stopping": _because(_l("Being stopped.")),
-    "requeued": _because(_l("Put back into the queue.")),
-    "ended": _because(_l("Ended.")),
-    "succeeded": _because(_l("Ended.")),
-    "failed": _because(_l("Failed.")),
-    "node_unknown": _with(_l("Its node is silent; the program may still run."), "node", _ON_NODE),
-    "node_back": _with(_l("Its node is back."), "node", _ON_NODE),
-    "quarantined": _with(_l("A GPU's memory was not given back in time and is set aside."), "node", _ON_NODE),
-    "report_refused": _with(_l("A report about an older attempt, a foreign or a finished rank was refused."), "node", _ON_NODE),
-    "priority_changed": _with(_l("The priority was changed."), "priority", _l("It is %(priority)s now.")),
+    "stopping": _because(gettext_lazy("Being stopped.")),
+    "requeued": _because(gettext_lazy("Put back into the queue.")),
+    "succeeded": _because(gettext_lazy("Ended.")),
+    "failed": _because(gettext_lazy("Failed.")),
+    "node_silent": _with(gettext_lazy("Its node is silent; the program may still run."), "node", _ON_NODE),
 }
 
 

@@ -23,6 +23,7 @@ from django.urls import Resolver404, resolve
 from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt
 from rest_framework import exceptions
+from rest_framework.renderers import JSONRenderer
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
 
@@ -77,6 +78,8 @@ def _domain_body(error: Any) -> dict[str, Any]:
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response | None:
     """DRF's hook: whatever a view raises, in the one shape. None = not ours: Django's 500 answers."""
+    if context.get("request") is not None:
+        context["request"].accepted_renderer = JSONRenderer()  # also for a page of documentation or a file
     headers: dict[str, str] = {}
     if isinstance(error, Http404):
         error = exceptions.NotFound()

@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext as _t
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
@@ -56,16 +56,16 @@ class NodeAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Drain: no new work"))
     def cordon(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
-        reason = _t("drained in the admin")
+        reason = gettext("drained in the admin")
         for node in queryset:
             services.node_cordon(node=node, by=request.user, reason=reason)
-        self.message_user(request, _t("No new work goes to the chosen nodes; what runs there goes on."), messages.SUCCESS)
+        self.message_user(request, gettext("No new work goes to the chosen nodes; what runs there goes on."), messages.SUCCESS)
 
     @admin.action(description=_("Resume: take work again"))
     def resume(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
         for node in queryset:
             services.node_resume(node=node, by=request.user)
-        self.message_user(request, _t("The chosen nodes take work again."), messages.SUCCESS)
+        self.message_user(request, gettext("The chosen nodes take work again."), messages.SUCCESS)
 
 
 @admin.register(Gpu)
