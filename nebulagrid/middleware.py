@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
-from django.utils import translation
+from django.utils import timezone, translation
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.translation import gettext as _
 
@@ -73,6 +74,32 @@ def user_language(get_response: GetResponse) -> Callable[[HttpRequest], HttpResp
                 translation.activate(wanted)
                 request.LANGUAGE_CODE = wanted
         response: HttpResponseBase = get_response(request)
+        return response
+
+    return answer
+
+
+def _zone_of(request: HttpRequest) -> ZoneInfo:
+    """The user's own zone, else the browser's (static/js/theme.js keeps it in a cookie), else the installation's."""
+    own = request.user.zone if request.user.is_authenticated else ""
+    for name in (own, request.COOKIES.get("zone", "").replace("%2F", "/")):
+        try:
+            if name:
+                return ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            continue  # a cookie may say anything
+    return ZoneInfo(settings.INSTALLATION_ZONE)
+
+
+def user_zone(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Pages tell times in the reader's zone; the API speaks UTC."""
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        if request.path.startswith(API_PREFIX):
+            response: HttpResponseBase = get_response(request)
+        else:
+            with timezone.override(_zone_of(request)):  # threads are used again: what is set must be taken back
+                response = get_response(request)
         return response
 
     return answer

@@ -144,6 +144,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "nebulagrid.middleware.user_language",
+    "nebulagrid.middleware.user_zone",
 ]
 
 ROOT_URLCONF = "nebulagrid.urls"
@@ -158,6 +159,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "jobs.context.shell",
             ],
         },
     }

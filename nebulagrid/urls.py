@@ -5,12 +5,12 @@ from __future__ import annotations
 from allauth.account import views as account
 from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
-from django.contrib.auth.decorators import login_required
 from django.urls import include, path, re_path
-from django.views.generic import TemplateView
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
+from jobs.overview import overview
 from nebulagrid import api, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
+from nodes.icons import icons_view
 from quotas.throttles import throttled_page
 
 admin.autodiscover()
@@ -29,7 +29,10 @@ api_v1 = [
 ]
 
 urlpatterns = [
-    path("", login_required(TemplateView.as_view(template_name="home.html")), name="home"),
+    path("", overview, name="home"),
+    path("jobs/", include("jobs.page_urls")),
+    path("nodes/", include("nodes.page_urls")),
+    path("icons.svg", icons_view, name="icons"),
     path("healthz", api.healthz, name="healthz"),
     path("api/v1/", include(api_v1)),
     path("api/agent/v1/", include("jobs.agent_urls")),

@@ -1,22 +1,21 @@
-/* Light or dark: the reader's choice on this device, else the system's. Loaded in the head, so that no page flashes. */
-(function () {
-  "use strict";
-  var root = document.documentElement;
-  var stored = null;
-  try {
-    stored = localStorage.getItem("theme");
-  } catch (error) {
-    /* storage is off: the choice lasts for this page */
-  }
-  if (stored === "light" || stored === "dark") root.dataset.theme = stored;
-  addEventListener("click", function (event) {
-    if (!event.target.closest("[data-theme-toggle]")) return;
-    var now = root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-    root.dataset.theme = now === "dark" ? "light" : "dark";
-    try {
-      localStorage.setItem("theme", root.dataset.theme);
-    } catch (error) {
-      /* as above */
-    }
-  });
-})();
+/* Light or dark: [data-theme-toggle] switches. Kept in a cookie, so that the server writes <html data-theme> and no page
+   flashes. The browser's time zone goes the same way, for readers who have set none. */
+const root = document.documentElement;
+const keep = (name, value) => {
+  const secure = location.protocol === "https:" ? "; Secure" : "";
+  document.cookie = `${name}=${encodeURIComponent(value)}; Path=/; Max-Age=31536000; SameSite=Lax${secure}`;
+};
+
+export function themeToggle() {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
+  keep("theme", root.dataset.theme);
+  document.body.dispatchEvent(new CustomEvent("theme:changed"));
+}
+
+addEventListener("click", (event) => {
+  if (event.target.closest("[data-theme-toggle]")) themeToggle();
+});
+
+const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+if (zone) keep("zone", zone);
