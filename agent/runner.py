@@ -111,14 +111,16 @@ class Runner:
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    def run(self) -> int:
-        """Run until SIGTERM or SIGINT, or until the control plane refuses this session. Returns the exit status."""
+    def run(self, *, signals: bool = True) -> int:
+        """Run until SIGTERM or SIGINT (``signals``: main thread only), `stop`, or until the control plane refuses this
+        session. Returns the exit status."""
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._selector.register(self._processes.fileno(), selectors.EVENT_READ)
         probe_fd = self._hardware.probe.fileno()
         if probe_fd is not None:
             self._selector.register(probe_fd, selectors.EVENT_READ)
-        self._signals()
+        if signals:
+            self._signals()
         try:
             log.info("Start %d on this data directory.", self._store.session_next())
             self._store.command_abandon()
@@ -182,6 +184,11 @@ class Runner:
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
 
+    def stop(self) -> None:
+        """End after the present turn, with a last sync. From any thread."""
+        self._stopping = True
+        self._post("stop")
+
     def _post(self, what: str, rank: RankId = "", number: int = 0) -> None:
         """From any thread."""
         self._inbox.append((what, rank, number))
@@ -201,7 +208,6 @@ class Runner:
         self._hardware.probe.close()
         self._client.close()
         self._selector.close()
-        signal.set_wakeup_fd(-1)
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
