@@ -40,6 +40,7 @@ def shared_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     grid = Grid(tmp_path_factory.mktemp("grid"), agents=2, scenario=CARDS)
     with grid.running():
         yield grid
+        assert invariants(grid) == []
 
 
 @pytest.fixture
@@ -58,7 +59,6 @@ def grid(shared_grid: Grid) -> Iterator[Grid]:
         for node in client.node_list():
             if node["cordoned"]:
                 client.node_resume(node["name"])
-    assert invariants(shared_grid) == []
 
 
 @pytest.fixture

@@ -14,10 +14,16 @@ import pytest
 
 from bench.live.grid import Grid, wait_for
 from client.sdk import NebulaClient
-from tests.e2e.helpers import FINAL_STATES, log_of, running
+from tests.e2e.helpers import FINAL_STATES, invariants, log_of, running
 
 #: Appends a line when it starts and one when it stops: a second run would show, and so would a lost one.
-WITNESS = 'echo "start $$" >> "$1"; i=0; while [ $i -lt "$2" ]; do echo "line $i"; i=$((i + 1)); sleep 0.1; done; echo "stop $$" >> "$1"; exit "$3"'
+WITNESS = """
+echo "start $$" >> "$1"
+i=0
+while [ $i -lt "$2" ]; do echo "line $i"; i=$((i + 1)); sleep 0.1; done
+echo "stop $$" >> "$1"
+exit "$3"
+"""
 
 
 def witness_submit(client: NebulaClient, file: Path, *, tenths: int, code: int = 0) -> int:
@@ -70,6 +76,7 @@ def test_a_killed_agent_adopts_its_job(grid: Grid, client: NebulaClient, finishe
     assert ended["attempt"]["epoch"] == 1
     assert ran_once(file)
     assert log_of(client, job_id) == lines_of(60)
+    assert invariants(grid) == []
 
 
 def _kill_in_turn(grid: Grid, names: Sequence[str], *, pause_s: float) -> None:
@@ -104,6 +111,7 @@ def test_no_kill_of_the_control_plane_loses_or_doubles_a_job(grid: Grid, client:
     after = client.job_submit(argv=["/bin/sh", "-c", WITNESS, "witness", str(file), "50", "0"], gpu_mem="4G")
     files[after["id"]] = file
     _all_ran_once(grid, files, wait_ended(grid, list(files), deadline_s=80), 50)
+    assert invariants(grid) == []
 
 
 def test_a_killed_shim_does_not_take_the_exit_code_with_it(grid: Grid, client: NebulaClient, tmp_path: Path) -> None:
@@ -140,12 +148,12 @@ def test_thirty_jobs_outlive_the_death_of_every_process(grid: Grid, client: Nebu
     for pk in victims:
         os.kill(shim_of(int(files[pk].read_text().split()[1])), signal.SIGKILL)
     jobs = wait_ended(grid, list(files), deadline_s=300)
-    _all_ran_once(
-        grid, {pk: f for pk, f in files.items() if pk not in victims}, {pk: j for pk, j in jobs.items() if pk not in victims}, tenths
-    )
+    spared = [pk for pk in files if pk not in victims]
+    _all_ran_once(grid, {pk: files[pk] for pk in spared}, {pk: jobs[pk] for pk in spared}, tenths)
     for pk in victims:
         assert files[pk].read_text().count("start") == 1, "a job whose shim was killed ran twice"
         assert jobs[pk]["state"] in FINAL_STATES
+    assert invariants(grid) == []
 
 
 @pytest.mark.soak
@@ -161,11 +169,8 @@ def test_up_itself_may_be_killed_and_the_next_one_picks_all_up(tmp_path: Path) -
         assert grid.process is not None
         grid.process.kill()
         grid.process.wait()
-        wait_for(
-            lambda: not [name for name, pid in children.items() if _is_alive(pid)],
-            what="the kernel stopped the children of a killed up",
-            deadline_s=20,
-        )
+        # The kernel tells the children of a killed `up` to stop.
+        wait_for(lambda: not any(map(_is_alive, children.values())), what="the children ended", deadline_s=20)
         assert _is_alive(int(file.read_text().split()[1])), "the job went down with up"
         grid.start()
         with grid.client() as client:
