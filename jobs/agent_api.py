@@ -85,10 +85,10 @@ def enroll(request: HttpRequest) -> HttpResponse:
     try:
         wanted = EnrolRequest.from_json(json.loads(request.body))
         answer = node_enrol(request=wanted)
-    except (ProtocolError, ValueError) as error:
+    except (ProtocolError, ValueError, RecursionError) as error:
         return _refuse(400, "invalid", str(error)[:300])
     except DomainError as error:
-        return _refuse(error.http_status, error.code, f"The node can't be enrolled: {error.code}.")
+        return _refuse(error.http_status, error.code, str(error.message))
     return JsonResponse(answer.to_json(), status=201)
 
 
@@ -101,12 +101,12 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         return _refuse(413, "too_large", f"A sync is at most {MAX_SYNC_BYTES} bytes; this one has {len(body)}.")
     try:
         message = SyncRequest.from_json(json.loads(body))
-    except (ProtocolError, ValueError) as error:
+    except (ProtocolError, ValueError, RecursionError) as error:
         return _refuse(400, "invalid", str(error)[:300])
     now = timezone.now()
     # 2. The node (session, inventory, telemetry, events, commands) and its ranks.
     try:
-        if message.boot_id != node.boot_id:
+        if (message.session, message.boot_id) != (node.session, node.boot_id):
             # "Another boot" proves that nothing of before runs, and it is told once: it must not be lost in between.
             with transaction.atomic():
                 seen, applied = _sync_apply(node, message, now=now)

@@ -25,7 +25,13 @@ def test_sizes(text: str | int, mib: int) -> None:
     ("text", "code"),
     [("0.5", "size_fraction"), ("1.0", "size_fraction"), ("", "size_unreadable"), ("lots", "size_unreadable"), ("24X", "size_unreadable")]
     + [("-4G", "size_unreadable"), ("0", "size_range"), (0, "size_range"), (-1, "size_unreadable"), ("0G", "size_range")]
-    + [("9999999T", "size_range"), ("9" * 5000, "size_unreadable"), (10**30, "size_unreadable"), ("٤G", "size_unreadable"), (True, "size_unreadable")],
+    + [
+        ("9999999T", "size_range"),
+        ("9" * 5000, "size_unreadable"),
+        (10**30, "size_unreadable"),
+        ("٤G", "size_unreadable"),
+        (True, "size_unreadable"),
+    ],
 )
 def test_sizes_that_are_none(text: str | int, code: str) -> None:
     with pytest.raises(Unreadable) as caught:
@@ -73,7 +79,16 @@ def test_a_command_is_split_as_a_shell_would(text: str, words: list[str]) -> Non
 @pytest.mark.parametrize(
     ("text", "operator"),
     [("a | b", "|"), ("a && b", "&&"), ("a || b", "||"), ("a & b", "&"), ("a; b", ";"), ("a;b", ";"), ("a < in", "<"), ("a > out", ">")]
-    + [("a >> out", ">>"), ("a <<E", "<<"), ("a $(b)", "$("), ('a "$(b)"', "$("), ("a `b`", "`"), ('a "`b`"', "`"), ("a\nb", "\\n"), ("a 2>&1", ">")],
+    + [
+        ("a >> out", ">>"),
+        ("a <<E", "<<"),
+        ("a $(b)", "$("),
+        ('a "$(b)"', "$("),
+        ("a `b`", "`"),
+        ('a "`b`"', "`"),
+        ("a\nb", "\\n"),
+        ("a 2>&1", ">"),
+    ],
 )
 def test_a_shell_operator_is_refused_by_name(text: str, operator: str) -> None:
     with pytest.raises(Unreadable) as caught:
@@ -81,7 +96,9 @@ def test_a_shell_operator_is_refused_by_name(text: str, operator: str) -> None:
     assert (caught.value.code, caught.value.params["operator"]) == ("command_operator", operator)
 
 
-@pytest.mark.parametrize(("text", "code"), [("echo 'a", "command_quotes"), ("  ", "command_empty"), ("''", "argv_program"), ("echo \\", "command_quotes")])
+@pytest.mark.parametrize(
+    ("text", "code"), [("echo 'a", "command_quotes"), ("  ", "command_empty"), ("''", "argv_program"), ("echo \\", "command_quotes")]
+)
 def test_commands_that_are_none(text: str, code: str) -> None:
     with pytest.raises(Unreadable) as caught:
         command_split(text)
@@ -118,7 +135,11 @@ def test_a_name_without_end_or_with_control_characters_is_refused(name: str) -> 
 @pytest.mark.parametrize(
     ("env", "code"),
     [({"A B": ""}, "env_name"), ({"": ""}, "env_name"), ({"1A": ""}, "env_name"), ({"É": ""}, "env_name"), ({"A=B": ""}, "env_name")]
-    + [({"CUDA_VISIBLE_DEVICES": "0"}, "env_reserved"), ({"CUDA_DEVICE_ORDER": "x"}, "env_reserved"), ({"NEBULA_JOB_ID": "1"}, "env_reserved")]
+    + [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "env_reserved"),
+        ({"CUDA_DEVICE_ORDER": "x"}, "env_reserved"),
+        ({"NEBULA_JOB_ID": "1"}, "env_reserved"),
+    ]
     + [({"A": "\0"}, "env_nul"), ({"A": "x" * 40_000}, "env_value_large"), ({f"A{i}": "" for i in range(201)}, "env_many")]
     + [({f"A{i}": "x" * 30_000 for i in range(5)}, "env_large")],
 )

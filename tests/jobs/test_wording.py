@@ -18,7 +18,15 @@ from nodes.wording import advice_text, notice_text
 
 ROOT = Path(__file__).parents[2]
 #: A value for each kind of param, as the scheduler fills them.
-VALUES: dict[str, Any] = {"node": "node03", "gpu": 1, "state": "UNKNOWN", "asked": "H100", "have": ["A100", "RTX 4090"], "job": 41, "by": "lin@lab"}
+VALUES: dict[str, Any] = {
+    "node": "node03",
+    "gpu": 1,
+    "state": "UNKNOWN",
+    "asked": "H100",
+    "have": ["A100", "RTX 4090"],
+    "job": 41,
+    "by": "lin@lab",
+}
 VALUES |= {"why": "exam week", "resets_at": "2026-08-01T00:00:00+08:00", "field": "nodes", "used": 12.5, "limit": 12}
 
 
@@ -65,7 +73,10 @@ def test_users_text_in_params_is_never_a_template() -> None:
 
 @pytest.mark.parametrize("reason", list(EndReason))
 def test_each_end_reason_has_a_sentence(reason: EndReason) -> None:
-    for params in ({}, {"node": "node03", "exit_code": 3, "signal": 9, "reason": "node_lost", "times": 4, "kind": "exec", "detail": "no such file"}):
+    for params in (
+        {},
+        {"node": "node03", "exit_code": 3, "signal": 9, "reason": "node_lost", "times": 4, "kind": "exec", "detail": "no such file"},
+    ):
         text = wording.end_reason_text(reason, params)
         assert text != reason
         assert text.endswith((".", "file"))
@@ -82,7 +93,13 @@ def codes_written() -> set[str]:
     found = set()
     for path in [*(ROOT / "jobs" / "services").glob("*.py"), ROOT / "jobs" / "apply.py", ROOT / "jobs" / "snapshot.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in {"jobs_move", "job_move", "event_add", "create", "JobEvent"}:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in {
+                "jobs_move",
+                "job_move",
+                "event_add",
+                "create",
+                "JobEvent",
+            }:
                 found |= {k.value.value for k in node.keywords if k.arg == "code" and isinstance(k.value, ast.Constant)}
     return {code for code in found if isinstance(code, str)}
 
