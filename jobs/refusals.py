@@ -11,6 +11,7 @@ from jobs.wording import REASONS, Params, Sentence, quota_sentence, said
 
 _HINT = "-- sh -c '…'"
 _INVALID_STATE = {
+    "": gettext_lazy("Job %(job)s is %(state)s; this is not possible now."),
     "cancel": gettext_lazy("Job %(job)s can't be cancelled: it is %(state)s."),
     "hold": gettext_lazy("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
     "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
@@ -29,9 +30,7 @@ ERRORS: dict[str, Sentence] = {
     "idempotency_conflict": _template(
         gettext_lazy("This Idempotency-Key was used for another request, which made job %(job)s. Use a new key for a new job.")
     ),
-    "not_member": _template(gettext_lazy("You are not a member of the project %(project)s that may submit jobs.")),
     "project_not_found": _template(gettext_lazy("There is no project %(project)s that you may submit to.")),
-    "project_inactive": _template(gettext_lazy("The project %(project)s takes no new jobs.")),
     "size_unreadable": _template(gettext_lazy("%(value)s is no memory size; write 24G, 512M, or a number of MiB.")),
     "size_fraction": _template(gettext_lazy("%(value)s is a share of a GPU, which is not supported; write a size such as 12G.")),
     "size_range": _template(gettext_lazy("%(value)s is no possible memory size; write 24G, 512M, or a number of MiB.")),

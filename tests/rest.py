@@ -55,4 +55,6 @@ def _read(answer: HttpResponse) -> tuple[int, Any]:
 
 def is_error(body: Any) -> bool:
     """The one error shape, with a sentence in it."""
-    return isinstance(body, dict) and set(body) == {"code", "message", "fields"} and bool(body["message"]) and isinstance(body["fields"], dict)
+    return (
+        isinstance(body, dict) and set(body) == {"code", "message", "fields"} and bool(body["message"]) and isinstance(body["fields"], dict)
+    )

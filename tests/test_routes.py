@@ -49,7 +49,9 @@ def staff_only(status: int, **more: Any) -> Row:
 
 
 TABLE: dict[tuple[str, str], Row] = {
-    ("POST", "token"): Row(anonymous=201, owner=201, stranger=201, staff=201, body={"email": "owner@lab.example", "password": "correct horse"}),
+    ("POST", "token"): Row(
+        anonymous=201, owner=201, stranger=201, staff=201, body={"email": "owner@lab.example", "password": "correct horse"}
+    ),
     ("GET", "me"): Row(),
     ("GET", "tokens/"): Row(),
     ("DELETE", "tokens/<int:id>"): Row(owner=204, stranger=404, staff=404),
@@ -189,7 +191,9 @@ def test_a_wrong_method_is_refused_in_the_one_shape(world: World, route: str) ->
 def test_a_bad_or_missing_id_is_a_4xx_for_everybody(world: World, route: str) -> None:
     for api in (Api(world.owner), Api(world.staff)):
         for bad in ("0", "999999999", "9" * 18, "9" * 19, "9" * 40, "-1", "abc", "1.5", "%00", "%ff", "1%00"):
-            path = "/" + route.replace("<int:id>", bad).replace("<str:name>", "node-a").replace("<path:name>", "x").replace("<int:rank>", "0")
+            path = "/" + route.replace("<int:id>", bad).replace("<str:name>", "node-a").replace("<path:name>", "x").replace(
+                "<int:rank>", "0"
+            )
             method = sorted(V1[route])[0]
             answer = api.call(method, path, TABLE[method, route].body)
             assert answer.status_code in {400, 403, 404}, (bad, answer.content)
@@ -232,7 +236,9 @@ def test_a_persons_token_is_no_nodes_credential_and_the_other_way_round(world: W
     assert Api(None, Authorization="Node 1:" + "c" * 64).get("/me")[0] == 401
 
 
-@pytest.mark.parametrize("path", ["/api/", "/api/v1/", "/api/v1/nothing", "/api/v2/jobs/", "/api/v1/jobs", "/api/v1/me/", "/api/%00", "/api/v1/jobs/?q=%00"])
+@pytest.mark.parametrize(
+    "path", ["/api/", "/api/v1/", "/api/v1/nothing", "/api/v2/jobs/", "/api/v1/jobs", "/api/v1/me/", "/api/%00", "/api/v1/jobs/?q=%00"]
+)
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_address_without_a_route_answers_in_the_one_shape(world: World, path: str, method: str) -> None:
     answer = Api(world.owner).call(method, path)

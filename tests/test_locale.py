@@ -1,0 +1,80 @@
+"""The Chinese words are there, say the same numbers, and are compiled."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.po import CONTEXT, LOCALE, PLURAL, ROOT, mo_bytes, po_read
+
+CATALOGUES = sorted(LOCALE.rglob("*.po"))
+CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "pgettext"}
+#: Where sentences for people come from. Names of models and fields in the admin are not among them.
+SOURCES = [
+    *(ROOT / name for name in ("jobs/wording.py", "jobs/refusals.py", "jobs/api.py", "jobs/output_api.py", "jobs/parameters.py")),
+    *(ROOT / name for name in ("jobs/serializers.py", "nodes/wording.py", "nodes/errors.py", "nodes/serializers.py")),
+    *(ROOT / name for name in ("quotas/api.py", "quotas/auth.py", "quotas/errors.py", "quotas/serializers.py")),
+    *(ROOT / name for name in ("nebulagrid/api.py", "nebulagrid/wire.py")),
+]
+
+
+def words_of(path: Path) -> set[str]:
+    """The msgids that a module asks for, as a catalogue has them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        name = getattr(getattr(node, "func", None), "id", "")
+        if isinstance(node, ast.Call) and name in CALLS and node.args:
+            words = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            if name == "pgettext":
+                found.add(CONTEXT.join(words[:2]))
+            elif name == "ngettext":
+                found.add(PLURAL.join(words[:2]))
+            elif words:
+                found.add(words[0])
+    return found
+
+
+def numbers_of(text: str) -> set[str]:
+    return set(re.findall(r"%\((\w+)\)|(?<!%)\{(\w+)\}", text))
+
+
+@pytest.fixture(scope="module")
+def chinese() -> dict[str, str]:
+    return po_read((LOCALE / "zh_Hans" / "LC_MESSAGES" / "django.po").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_sentence_for_people_is_translated(path: Path, chinese: dict[str, str]) -> None:
+    assert {words for words in words_of(path) if not chinese.get(words)} == set()
+
+
+def test_a_translation_has_no_number_that_its_source_lacks(chinese: dict[str, str]) -> None:
+    odd = [key for key, value in chinese.items() if key and not numbers_of(value) <= numbers_of(key)]
+    assert odd == []
+
+
+def test_a_translation_leaves_no_number_out(chinese: dict[str, str]) -> None:
+    # Of a plural's two sources either may be the one that it follows.
+    odd = [key for key, value in chinese.items() if key and value and not numbers_of(key.split(PLURAL)[0]) <= numbers_of(value)]
+    assert odd == []
+
+
+@pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-3])
+def test_the_compiled_catalogue_is_up_to_date(path: Path) -> None:
+    compiled = path.with_suffix(".mo")
+    wanted = mo_bytes(po_read(path.read_text(encoding="utf-8")))
+    assert compiled.read_bytes() == wanted, f"{compiled} is old; run: python -m tests.po"
+
+
+def test_the_compiler_writes_what_gettext_reads() -> None:
+    from gettext import GNUTranslations
+    from io import BytesIO
+
+    text = 'msgid ""\nmsgstr "Plural-Forms: nplurals=1; plural=0;\\n"\n\n'
+    text += 'msgid "a"\nmsgstr ""\n"x\\"y"\n\nmsgctxt "c"\nmsgid "a"\nmsgstr "z"\n\n'
+    text += 'msgid "one"\nmsgid_plural "many"\nmsgstr[0] "n"\n'
+    words = GNUTranslations(BytesIO(mo_bytes(po_read(text))))
+    assert (words.gettext("a"), words.pgettext("c", "a"), words.ngettext("one", "many", 5)) == ('x"y', "z", "n")
