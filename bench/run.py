@@ -1,0 +1,78 @@
+"""`make bench`: measure, print a table, keep the numbers, and judge them by bench/ranges.toml.
+
+python -m bench.run [--short]
+
+Each part runs in a process of its own, so that no part pays for another's memory. Ends with 1 when a limit is passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PASSES = {"pass_1k_20_ms": (1_000, 20), "pass_1k_1k_ms": (1_000, 1_000), "pass_10k_1k_ms": (10_000, 1_000)}
+
+
+def part(module: str, *args: str) -> dict[str, Any]:
+    """The JSON that a part prints last. Its complaints go to our standard error."""
+    done = subprocess.run([sys.executable, "-m", module, *args, "--json"], cwd=HERE.parent, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{module} ended with {done.returncode}\n{done.stdout}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def measure(*, is_short: bool) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, (jobs, cards) in PASSES.items():
+        found[name] = float(part("bench.passes", "--jobs", str(jobs), "--cards", str(cards))["ms"])
+    size = ["--latency", "60", "--jobs", "100", "--idle", "10", "--syncs", "100"] if is_short else []
+    return found | part("bench.live.control", *size)
+
+
+def judge(found: dict[str, float], ranges: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
+    """(name, value, what is allowed, does it hold) for each measured number; one without a range always holds."""
+    rows = []
+    for name, value in found.items():
+        allowed = ranges.get(name, {})
+        holds = value <= allowed.get("most", float("inf")) and value >= allowed.get("least", float("-inf"))
+        text = f"≤ {allowed['most']:g}" if "most" in allowed else f"≥ {allowed['least']:g}" if "least" in allowed else ""
+        rows.append((name, value, text, holds))
+    missing = sorted(set(ranges) - set(found))
+    return rows + [(name, float("nan"), "not measured", False) for name in missing]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.run", description="Measure and judge by bench/ranges.toml.")
+    parser.add_argument("--short", action="store_true", help="fewer repetitions, for CI")
+    args = parser.parse_args(argv)
+    began = time.monotonic()
+    found = measure(is_short=args.short)
+    rows = judge(found, tomllib.loads((HERE / "ranges.toml").read_text()))
+    width = max(len(name) for name, *_ in rows)
+    print(f"{'':<{width}} {'measured':>10}  allowed")
+    for name, value, allowed, holds in rows:
+        print(f"{name:<{width}} {value:>10.2f}  {allowed:<12} {'' if holds else 'FAILED'}")
+    out = HERE / "out"
+    out.mkdir(exist_ok=True)
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
+    kept = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "machine": machine, "short": args.short, "values": found}
+    text = json.dumps(kept, indent=2)
+    (out / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json").write_text(text)
+    (out / "latest.json").write_text(text)
+    failed = [name for name, _, _, holds in rows if not holds]
+    print(f"{time.monotonic() - began:.0f} s; " + (f"outside their range: {', '.join(failed)}" if failed else "all in range"))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
