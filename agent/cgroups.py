@@ -151,6 +151,11 @@ class Layout:
             "memory_mib": memory_mib,
         }
 
+    @property
+    def home(self) -> str | None:
+        """The group that the agent itself is in, in the hierarchy that holds the ranks."""
+        return self.main.removesuffix(f"/{ROOT}/{self.agent_id}") if self.main is not None else None
+
     def names(self) -> list[str]:
         """Every group that exists under this agent's name."""
         if self.main is None:
@@ -161,13 +166,11 @@ class Layout:
             return []
 
     def remove(self) -> None:
-        """Remove this agent's own directories if nothing is left in them."""
+        """Remove this agent's own directories if nothing is left in them. Never the one above: another agent of the
+        machine may just be making its own in there."""
         for base in filter(None, (self.main, *self.extra.values())):
-            for path in (base, os.path.dirname(base)):
-                try:
-                    os.rmdir(path)
-                except OSError:
-                    break
+            with contextlib.suppress(OSError):
+                os.rmdir(base)
 
 
 def layout_find(agent_id: str, *, force: str | None = None) -> Layout:

@@ -65,6 +65,9 @@ def file_write(path: str, name: str, value: dict[str, Any], *, durable: bool = F
             data = data[os.write(fd, data) :]
         if durable:
             os.fsync(fd)
+    except OSError:
+        os.unlink(temporary)
+        raise
     finally:
         os.close(fd)
     os.rename(temporary, f"{path}/{name}")

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _WAKE = signal.SIGUSR2
 _LOOK_S = 1.0
+#: For so long the kernel stays quick after an entry into a cgroup.
+_WARM_S = 0.02
 #: Shims of one rank that die are replaced at once this often, then only once in _LOOK_S.
 _QUICK_ADOPTIONS = 3
 
@@ -86,7 +88,7 @@ class RankProcesses:
         self._held: dict[RankId, _Held] = {}
         self._changes: list[RankState] = []
         self._pidfds: dict[int, _Held] = {}
-        self._looked_at = 0.0
+        self._looked_at = self._warmed_at = 0.0
         self._epoll = select.epoll()
         self._hints = self._hints_bind()
         self._epoll.register(self._hints, select.EPOLLIN)
@@ -111,6 +113,8 @@ class RankProcesses:
         self._zygote.close()
         self._hints.close()
         self._epoll.close()
+        if all(held.is_final for held in self._held.values()):
+            self.layout.remove()  # a shim that is being forked now would miss it
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -121,6 +125,14 @@ class RankProcesses:
 
     # --- orders -----------------------------------------------------------------------------------------------
 
+    def warm(self) -> None:
+        """A start may come within the next 20 ms: call it when the control plane says "sync now". It saves 6 to 12 ms
+        where entering a cgroup is slow after a pause; quick, and harmless if nothing comes."""
+        now = time.monotonic()
+        if self.layout.home is not None and now - self._warmed_at > _WARM_S:
+            self._warmed_at = now
+            self._zygote.warm(self.layout.home)
+
     def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
         """Ask for a shim. The program gets ``env`` plus the rank's mark and, if it is not there, NEBULA_ARTIFACTS."""
         path = str(self.rank_dir(rank))
@@ -128,6 +140,7 @@ class RankProcesses:
         held = _Held(rank, path, cgroups.group_open(plan), RankState(rank=rank, state="PREPARING"))
         if rank in self._held:
             return  # RUN twice changes nothing
+        self.warm()
         self._held[rank] = held
         order = {
             "rank": rank,
@@ -433,7 +446,7 @@ class RankProcesses:
     def stranger_kill(self, rank: RankId) -> None:
         """Kill a rank that ``strangers`` named, its whole tree at once; ``forget`` then removes what is left."""
         path = str(self.rank_dir(rank))
-        if os.path.isdir(path):
+        with contextlib.suppress(OSError):  # no directory, or no room in it
             rankdir.file_write(path, rankdir.STOP, {"cause": "stopped", "reason": "stranger", "grace_s": 0, "at": procs.boottime()})
         self._group_of(rank, None).kill()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -50,6 +51,11 @@ class ZygoteLink:
 
     def fileno(self) -> int:
         return self._line.fileno()
+
+    def warm(self, place: str) -> None:
+        """Soon somebody will enter a cgroup; ``place``: the one that the zygote is in."""
+        with contextlib.suppress(OSError):
+            self._line.send(json.dumps({"op": "warm", "dir": place}).encode())
 
     def ask(self, op: str, *, rank: RankId, path: str) -> None:
         """Ask for a shim. An answer comes through ``read``, or the line closes and the caller asks the next zygote."""

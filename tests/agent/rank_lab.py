@@ -166,7 +166,6 @@ while True:
             wait_until(lambda n=name: not ranks._group_of(n, None).populated(), f"the end of {name}")
             ranks.forget(name)
         ranks.close()
-        ranks.layout.remove()
         marks = [s.pid for s in procs.process_all() if _is_marked(s.pid, self.agent_id)]
         for pid in marks:
             with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,3 +187,30 @@ def test_a_fork_bomb_meets_its_limit_and_is_cleared_away(new_lab: Callable[..., 
     assert exit is not None
     assert (exit.cause, exit.code) == ("pids_limit", 9)
     assert lab.ranks.tree_gone(rank)
+
+
+@is_root
+def test_a_full_disk_costs_neither_the_exit_code_nor_the_stop(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    lab = Lab(small)
+    try:
+        fills = 'head -c 2000000 /dev/zero; echo full > "$0"; while ! [ -e "$1" ]; do sleep 0.02; done; exit 5'
+        stopped = lab.running("sleep", "600", rank="2.1.0")
+        by_itself = lab.running("sh", "-c", fills, str(tmp_path / "full"), str(tmp_path / "go"))
+        wait_until((tmp_path / "full").exists, "a full disk")
+        lab.ranks.stop(stopped, grace_s=60)
+        (tmp_path / "go").touch()
+        for rank in (by_itself, stopped):
+            program = lab.program(rank)
+            wait_until(lambda who=program: not procs.is_alive(*who), f"the end of {rank}")
+        lab.poll()
+        assert {s.state for s in lab.states.values()} == {"RUNNING"}  # nobody could write the end down yet
+        os.truncate(lab.ranks.rank_dir(by_itself) / "output.log", 0)
+        assert lab.end(by_itself).exit == ExitInfo(cause="exited", code=5)
+        assert lab.end(stopped).exit == ExitInfo(cause="exited", signal=signal.SIGKILL)  # no order could reach its shim
+    finally:
+        lab.close()
+        subprocess.run(["umount", str(small)], check=True)

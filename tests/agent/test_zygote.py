@@ -156,3 +156,12 @@ def test_a_shim_is_small(lab: Lab) -> None:
     lines = Path(f"/proc/{lab.shim(rank)[0]}/smaps_rollup").read_text().splitlines()
     pss_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     assert pss_kib < 6_000  # measured 2,400 among twenty; alone it shares its pages with the zygote only
+
+
+def test_warming_up_is_harmless_and_leaves_nothing(lab: Lab) -> None:
+    for _ in range(50):
+        lab.ranks.warm()
+    rank = lab.start("sh", "-c", "exit 4")
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=4)
+    zygote = lab.ranks._zygote.pid
+    wait_until(lambda: not procs.descendants([zygote], procs.process_all()), "a zygote without children")
