@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +74,26 @@ def build(only: str | None = None) -> typer.Typer:
         if words == ("submit",):
             settings |= {"cls": module.SubmitCommand, "options_metavar": "[OPTIONS] -- PROGRAM [ARG]..."}
         parent = app if len(words) == 1 else groups[words[0]]
-        parent.command(words[-1], **settings)(getattr(module, function))
+        parent.command(words[-1], **settings)(_guarded(getattr(module, function)))
     return app
+
+
+class PipeClosed(Exception):
+    """The reader of our output went away."""
+
+
+def _guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Typer would turn a broken pipe into exit code 1, as if the job had failed."""
+
+    @wraps(command)
+    def run_command(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise PipeClosed from error
+
+    return run_command
 
 
 def _first_word(argv: Sequence[str]) -> str | None:
@@ -97,7 +116,7 @@ def run(argv: Sequence[str]) -> int:
         code = _dispatch(argv)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
+    except (PipeClosed, BrokenPipeError):
         # The reader (head, less) has enough. What is still buffered has nowhere to go; without this Python complains at exit.
         _silence(sys.stdout)
         return ExitCode.PIPE_CLOSED

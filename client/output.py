@@ -226,9 +226,9 @@ def node_marks(node: Mapping[str, Any]) -> list[str]:
     marks = []
     if node.get("state") != "READY":
         marks.append(safe(node.get("state")))
+    if node.get("simulated"):
+        marks.append(_("simulated"))
     if node.get("cordoned"):
         why = node.get("cordon_reason")
         marks.append(_("cordoned: {why}").format(why=safe(why)) if why else _("cordoned"))
-    if node.get("simulated"):
-        marks.append(_("simulated"))
     return marks

@@ -8,11 +8,14 @@ import re
 _SPECIAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _CSI = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]")
 _SGR = re.compile("(?:\x1b\\[|\x9b)[0-9;:]*m")
-#: OSC, DCS, SOS, PM, APC: a text up to BEL or ST. Ends at a line break too: an unfinished one must not swallow the log.
-_STRING = re.compile("(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n\r]*(?:\x07|\x1b\\\\|\x9c|(?=[\n\r\x1b]))")
+#: OSC, DCS, SOS, PM, APC: a text up to BEL or ST. Ends at a line break too (an unfinished one must not swallow the log), and at
+#: the next introducer: without that, a megabyte of introducers would be quadratic work.
+_STRING = re.compile("(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\r\x80-\x9f]*(?:\x07|\x1b\\\\|\x9c|(?=[\n\r\x1b\x80-\x9f]))")
+#: A CSI that something interrupted.
+_BROKEN = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*")
 _SHORT = re.compile("\x1b[ -/]*[0-~]")
 #: The beginnings of the three above, at the end of a chunk: the rest may follow.
-_OPEN = re.compile("(?:(?:\x1b\\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n\r]*\x1b?|\x1b[ -/]*)\\Z")
+_OPEN = re.compile("(?:(?:\x1b\\[|\x9b)[0-?]*[ -/]*|(?:\x1b[\\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\n\r\x80-\x9f]*\x1b?|\x1b[ -/]*)\\Z")
 #: A sequence that is still open after this many signs is not one.
 _LONGEST = 4096
 
@@ -41,7 +44,7 @@ class TerminalFilter:
                 if still_open is not None and len(text) - start <= _LONGEST:
                     self._held = text[start:]
                     return "".join(out)
-                sequence = _SHORT.match(text, start)
+                sequence = _BROKEN.match(text, start) or _SHORT.match(text, start)
             if sequence is not None and _SGR.fullmatch(sequence.group()):
                 self._is_coloured = True
                 out.append("\x1b[" + sequence.group().removeprefix("\x1b[").removeprefix("\x9b"))

@@ -140,7 +140,8 @@ def gpu_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
 def _gpu_table(gpus: Any, *, with_node: bool) -> str:
     rows = []
     for gpu in gpus:
-        model = model_short(gpu["model"]) + (f" ({_('simulated')})" if gpu["simulated"] else "")
+        short = model_short(gpu["model"])
+        model = _("simulated {model}").format(model=short) if gpu["simulated"] else short  # in front: it must not be cut off
         util = percent(gpu.get("util_pct"))
         temp = "-" if gpu.get("temp_c") is None else f"{gpu['temp_c']}°C"
         row = [gpu["index"], gpu["short"], model, gpu["state"], gib(gpu["total_mib"]), gib(gpu["free_mib"]), util, temp]
