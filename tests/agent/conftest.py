@@ -33,3 +33,9 @@ def new_lab(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
 @pytest.fixture
 def lab(new_lab: Callable[..., Lab], kind: str | None) -> Lab:
     return new_lab(cgroup=kind)
+
+
+@pytest.fixture
+def plain(new_lab: Callable[..., Lab]) -> Lab:
+    """For what does not depend on how the processes of a rank are held together."""
+    return new_lab()

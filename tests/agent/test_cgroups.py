@@ -126,10 +126,11 @@ def test_a_way_that_does_not_work_here_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_v1_runs_and_stops_a_rank(new_lab: Callable[..., Lab]) -> None:
     lab: Lab = new_lab(cgroup="v1")
     try:
-        rank = lab.running("sh", "-c", "setsid sleep 601 & trap '' TERM; sleep 602")
+        rank = lab.running("sh", "-c", "setsid sleep 601 & trap '' TERM; echo ready; sleep 602")
     except OSError as error:
         lab.settings["cgroup"] = None
         pytest.skip(str(error))
+    lab.said(rank, "ready")
     lab.ranks.stop(rank, grace_s=0.4)
     exit = lab.end(rank).exit
     assert exit is not None

@@ -176,31 +176,31 @@ def test_forget_leaves_nothing(lab: Lab) -> None:
     assert Path("/etc/passwd").exists()
 
 
-def test_a_rank_is_started_only_once(lab: Lab) -> None:
-    rank = lab.start("sh", "-c", "echo once")
-    lab.start("sh", "-c", "echo twice")
-    lab.end(rank)
-    lab.start("sh", "-c", "echo thrice")
-    lab.poll()
-    assert lab.text(rank) == "once\n"
-    assert [s.state for s in lab.history if s.state != "RUNNING"] == ["EXITED"]
+def test_a_rank_is_started_only_once(plain: Lab) -> None:
+    rank = plain.start("sh", "-c", "echo once")
+    plain.start("sh", "-c", "echo twice")
+    plain.end(rank)
+    plain.start("sh", "-c", "echo thrice")
+    plain.poll()
+    assert plain.text(rank) == "once\n"
+    assert [s.state for s in plain.history if s.state != "RUNNING"] == ["EXITED"]
 
 
-def test_a_directory_that_is_already_there_is_not_used(lab: Lab) -> None:
-    (lab.data / "ranks" / "1.1.0").mkdir(parents=True)
-    state = lab.end(lab.start("true"))
+def test_a_directory_that_is_already_there_is_not_used(plain: Lab) -> None:
+    (plain.data / "ranks" / "1.1.0").mkdir(parents=True)
+    state = plain.end(plain.start("true"))
     assert (state.state, state.launch_error) == ("LAUNCH_FAILED", "internal")
 
 
 @pytest.mark.parametrize("name", ["../x", "1.1", "a.b.c", "", "1.1.0/.."])
-def test_a_name_that_is_no_rank_never_becomes_a_path(lab: Lab, name: str) -> None:
+def test_a_name_that_is_no_rank_never_becomes_a_path(plain: Lab, name: str) -> None:
     with pytest.raises(ProtocolError):
-        lab.ranks.start(name, RankSpec(job=1, index=0, argv=("true",)), {})
+        plain.ranks.start(name, RankSpec(job=1, index=0, argv=("true",)), {})
 
 
-def test_its_descriptor_rests_while_nothing_happens(lab: Lab) -> None:
-    rank = lab.running("sleep", "600")
-    lab.poll()
-    assert select.select([lab.ranks.fileno()], [], [], 0.3)[0] == []
-    lab.ranks.kill(rank)
-    assert select.select([lab.ranks.fileno()], [], [], 10)[0] != []
+def test_its_descriptor_rests_while_nothing_happens(plain: Lab) -> None:
+    rank = plain.running("sleep", "600")
+    plain.poll()
+    assert select.select([plain.ranks.fileno()], [], [], 0.3)[0] == []
+    plain.ranks.kill(rank)
+    assert select.select([plain.ranks.fileno()], [], [], 10)[0] != []

@@ -31,15 +31,15 @@ def test_it_tells_the_signal_that_ended_the_program(lab: Lab) -> None:
     assert lab.end(rank).exit == ExitInfo(cause="exited", signal=signal.SIGSEGV)
 
 
-def test_it_passes_words_and_variables_as_they_are(lab: Lab) -> None:
+def test_it_passes_words_and_variables_as_they_are(plain: Lab) -> None:
     words = ("☠", "训练", "$(touch x)", "a'b\"c", "two\nlines", "")
     code = "import os, sys; print(sys.argv[1:]); print(ascii(os.environ['WORT']))"
-    rank = lab.start(*PYTHON, code, *words, env={"WORT": "größe 🎉\udcff", "PYTHONUTF8": "1"}, workdir="/")
-    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
-    assert lab.text(rank).splitlines() == [str(list(words)), ascii("größe 🎉\udcff")]
+    rank = plain.start(*PYTHON, code, *words, env={"WORT": "größe 🎉\udcff", "PYTHONUTF8": "1"}, workdir="/")
+    assert plain.end(rank).exit == ExitInfo(cause="exited", code=0)
+    assert plain.text(rank).splitlines() == [str(list(words)), ascii("größe 🎉\udcff")]
 
 
-def test_it_gives_a_clean_process(lab: Lab, tmp_path: Path) -> None:
+def test_it_gives_a_clean_process(plain: Lab, tmp_path: Path) -> None:
     code = """
 import os, signal
 print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])   # without the listing itself
@@ -48,19 +48,19 @@ status = dict(line.split(':', 1) for line in open('/proc/self/status'))
 print([int(status[k], 16) for k in ('SigBlk', 'ShdPnd')], int(status['SigIgn'], 16) & 1 << signal.SIGHUP - 1, status['NoNewPrivs'].strip())
 print(sorted(os.environ))
 """
-    rank = lab.start(*PYTHON, code, workdir=str(tmp_path), env={"MINE": "1"})
-    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
-    files, place, signals, env = lab.text(rank).splitlines()
+    rank = plain.start(*PYTHON, code, workdir=str(tmp_path), env={"MINE": "1"})
+    assert plain.end(rank).exit == ExitInfo(cause="exited", code=0)
+    files, place, signals, env = plain.text(rank).splitlines()
     assert files == "[0, 1, 2]"
     assert place == f"/dev/null {tmp_path} 0o22 True"
     assert signals == "[0, 0] 0 1"
     assert set(eval(env)) - {"LC_CTYPE"} == {"LANG", "MINE", "NEBULA_ARTIFACTS", "NEBULA_RANK_MARK", "PATH"}  # LC_CTYPE: Python's own
 
 
-def test_it_keeps_the_rank_private(lab: Lab) -> None:
-    rank = lab.start("sh", "-c", "echo x > $NEBULA_ARTIFACTS/model")
-    lab.end(rank)
-    folder = lab.ranks.rank_dir(rank)
+def test_it_keeps_the_rank_private(plain: Lab) -> None:
+    rank = plain.start("sh", "-c", "echo x > $NEBULA_ARTIFACTS/model")
+    plain.end(rank)
+    folder = plain.ranks.rank_dir(rank)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
     assert (folder / "artifacts" / "model").read_text() == "x\n"
@@ -89,26 +89,26 @@ def test_it_says_why_a_program_cannot_start(
     assert lab.ranks.layout.names() == []
 
 
-def test_it_names_a_missing_interpreter(lab: Lab, tmp_path: Path) -> None:
+def test_it_names_a_missing_interpreter(plain: Lab, tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("#!/no/such/bash\n")
     script.chmod(0o755)
-    state = lab.end(lab.start(str(script)))
+    state = plain.end(plain.start(str(script)))
     assert state.launch_detail == f"No such file or directory: '{script}' (its interpreter is '/no/such/bash')"
 
 
-def test_it_finds_the_program_in_the_jobs_own_path(lab: Lab, tmp_path: Path) -> None:
+def test_it_finds_the_program_in_the_jobs_own_path(plain: Lab, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("#!/bin/sh\necho found\n")
     (tmp_path / "mine").chmod(0o755)
-    rank = lab.start("mine", env={"PATH": str(tmp_path)})
-    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
-    assert lab.text(rank) == "found\n"
+    rank = plain.start("mine", env={"PATH": str(tmp_path)})
+    assert plain.end(rank).exit == ExitInfo(cause="exited", code=0)
+    assert plain.text(rank) == "found\n"
 
 
 @is_root
-def test_it_becomes_the_mapped_user(lab: Lab) -> None:
-    lab.data.mkdir()
-    for folder in [lab.data, *lab.data.parents]:  # pytest's directories are root's alone
+def test_it_becomes_the_mapped_user(plain: Lab) -> None:
+    plain.data.mkdir()
+    for folder in [plain.data, *plain.data.parents]:  # pytest's directories are root's alone
         if not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o011)
     code = """
@@ -116,15 +116,15 @@ echo $(id -u):$(id -g):$(id -G) $HOME $USER
 echo x > "$NEBULA_ARTIFACTS/x"
 ! cat "$NEBULA_ARTIFACTS/../spec.json"
 """
-    rank = lab.start("bash", "-c", code, unix_user="nobody", workdir="/")
-    assert lab.end(rank).exit == ExitInfo(cause="exited", code=0), lab.text(rank)
-    assert "65534:65534:65534 /nonexistent nobody" in lab.text(rank)
+    rank = plain.start("bash", "-c", code, unix_user="nobody", workdir="/")
+    assert plain.end(rank).exit == ExitInfo(cause="exited", code=0), plain.text(rank)
+    assert "65534:65534:65534 /nonexistent nobody" in plain.text(rank)
 
 
 @is_root
-def test_it_never_runs_as_an_account_of_the_system(lab: Lab) -> None:
+def test_it_never_runs_as_an_account_of_the_system(plain: Lab) -> None:
     for job, (user, uid) in enumerate({"root": 0, "daemon": 1}.items(), 1):
-        state = lab.end(lab.start("id", unix_user=user, rank=f"{job}.1.0"))
+        state = plain.end(plain.start("id", unix_user=user, rank=f"{job}.1.0"))
         assert (state.state, state.launch_error) == ("LAUNCH_FAILED", "user")
         assert state.launch_detail == f"'{user}' has uid {uid}; jobs only run as users with uid 1000 and above"
 

@@ -143,11 +143,11 @@ def test_a_program_that_was_faster_than_its_stop_ended_by_itself(lab: Lab) -> No
     assert lab.end(rank).exit == ExitInfo(cause="exited", code=6)
 
 
-def test_a_stop_that_comes_before_the_start_prevents_it(lab: Lab) -> None:
-    witness = lab.data / "witness"
-    rank = lab.start("touch", str(witness))
-    lab.ranks.stop(rank, grace_s=0, reason="cancelled")
-    exit = lab.end(rank).exit
+def test_a_stop_that_comes_before_the_start_prevents_it(plain: Lab) -> None:
+    witness = plain.data / "witness"
+    rank = plain.start("touch", str(witness))
+    plain.ranks.stop(rank, grace_s=0, reason="cancelled")
+    exit = plain.end(rank).exit
     assert exit is not None
     if exit.cause == "never_started":
         assert not witness.exists()
@@ -156,14 +156,14 @@ def test_a_stop_that_comes_before_the_start_prevents_it(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_it_sees_whether_a_checkpoint_was_written(lab: Lab, tmp_path: Path, saves: bool) -> None:
+def test_it_sees_whether_a_checkpoint_was_written(plain: Lab, tmp_path: Path, saves: bool) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "epoch-1").write_text("old")
-    rank = lab.running(*PYTHON, handler(f"open('{folder}/epoch-2', 'w').write('new')" if saves else "pass"), checkpoint=str(folder))
-    lab.said(rank, "ready")
-    lab.ranks.stop(rank, grace_s=10)
-    state = lab.end(rank)
+    rank = plain.running(*PYTHON, handler(f"open('{folder}/epoch-2', 'w').write('new')" if saves else "pass"), checkpoint=str(folder))
+    plain.said(rank, "ready")
+    plain.ranks.stop(rank, grace_s=10)
+    state = plain.end(rank)
     assert state.exit == ExitInfo(cause="stopped", code=0)
     assert state.checkpoint_seen is saves
 

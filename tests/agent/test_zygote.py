@@ -143,25 +143,25 @@ def test_twenty_launches_at_once_all_run(lab: Lab) -> None:
     assert len([s for s in lab.history if s.state == "EXITED"]) == 20
 
 
-def test_shims_hold_nothing_of_the_agents(lab: Lab) -> None:
-    rank = lab.running("sleep", "600")
-    pid = lab.shim(rank)[0]
+def test_shims_hold_nothing_of_the_agents(plain: Lab) -> None:
+    rank = plain.running("sleep", "600")
+    pid = plain.shim(rank)[0]
     files = {str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    folder = str(lab.ranks.rank_dir(rank))
+    folder = str(plain.ranks.rank_dir(rank))
     assert {f.removesuffix(" (deleted)") for f in files} == {"/dev/null", f"{folder}/shim.log", f"{folder}/.claim.{pid}"}
 
 
-def test_a_shim_is_small(lab: Lab) -> None:
-    rank = lab.running("sleep", "600")
-    lines = Path(f"/proc/{lab.shim(rank)[0]}/smaps_rollup").read_text().splitlines()
+def test_a_shim_is_small(plain: Lab) -> None:
+    rank = plain.running("sleep", "600")
+    lines = Path(f"/proc/{plain.shim(rank)[0]}/smaps_rollup").read_text().splitlines()
     pss_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     assert pss_kib < 6_000  # measured 2,400 among twenty; alone it shares its pages with the zygote only
 
 
-def test_warming_up_is_harmless_and_leaves_nothing(lab: Lab) -> None:
+def test_warming_up_is_harmless_and_leaves_nothing(plain: Lab) -> None:
     for _ in range(50):
-        lab.ranks.warm()
-    rank = lab.start("sh", "-c", "exit 4")
-    assert lab.end(rank).exit == ExitInfo(cause="exited", code=4)
-    zygote = lab.ranks._zygote.pid
+        plain.ranks.warm()
+    rank = plain.start("sh", "-c", "exit 4")
+    assert plain.end(rank).exit == ExitInfo(cause="exited", code=4)
+    zygote = plain.ranks._zygote.pid
     wait_until(lambda: not procs.descendants([zygote], procs.process_all()), "a zygote without children")
