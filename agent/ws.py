@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import socket
 import ssl
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from agent.http import Endpoint, tls_context
 
@@ -30,7 +32,7 @@ class Listener:
         self._authorization, self._wake = authorization, wake
         self._tls, self._ca_file, self._pin = endpoint.tls, ca_file, pin_sha256
         self._stopping = threading.Event()
-        self._socket: object | None = None
+        self._socket: Any = None
         self._thread = threading.Thread(target=self._run, name="ws", daemon=True)
 
     def start(self) -> None:
@@ -38,10 +40,11 @@ class Listener:
 
     def stop(self) -> None:
         self._stopping.set()
-        socket = self._socket
-        if socket is not None:
+        connection = self._socket
+        if connection is not None:
+            # Only a shutdown of the socket itself wakes the thread that waits on it.
             with contextlib.suppress(Exception):
-                socket.shutdown()  # type: ignore[attr-defined]
+                connection.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(1.0)
 
     def _run(self) -> None:
