@@ -80,6 +80,8 @@ class RankProcesses:
         """
         self.root = data.absolute() / "ranks"
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for gone in self.root.glob(".gone-*"):
+            shutil.rmtree(gone, ignore_errors=True)  # an earlier agent was forgetting it when it ended
         self.boot_id = boot_id or procs.boot_id()
         self.layout = cgroups.layout_find(agent_id, force=cgroup)
         log.info("Ranks are held by %s.", self.layout.note)
