@@ -108,7 +108,7 @@ class Node:
 
 @pytest.fixture
 def plane() -> Iterator[FakeControlPlane]:
-    with FakeControlPlane(next_in_s=0.1) as found:
+    with FakeControlPlane(next_in_s=0.05) as found:
         yield found
         found.sync_gate.set()
         found.log_gate.set()
