@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,9 @@ def environment(
     env = {name: agent_env[name] for name in INHERITED if agent_env.get(name)}
     env.setdefault("PATH", PATH)
     env.setdefault("LANG", "C.UTF-8")
+    if "HOME" not in env:  # a system service has none
+        with contextlib.suppress(KeyError):
+            env["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
     if spec.unix_user is not None:
         env.pop("TMPDIR", None)
         try:
