@@ -172,7 +172,8 @@ def elapsed(start: str | None, end: str | None, now: datetime) -> str:
 
 # --- models --------------------------------------------------------------------------------------------------------
 
-_MAKERS = re.compile(r"^(?:NVIDIA\s+GeForce|NVIDIA|GeForce|Intel\(R\)|Intel|AMD|Huawei)\s+", re.IGNORECASE)
+#: "Simulated" goes too: wherever a model is shown, its mark says so.
+_MAKERS = re.compile(r"^(?:Simulated\s+)?(?:(?:NVIDIA\s+GeForce|NVIDIA|GeForce|Intel\(R\)|Intel|AMD|Huawei)\s+)?", re.IGNORECASE)
 
 
 def model_short(model: str) -> str:

@@ -140,14 +140,11 @@ def gpu_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
 def _gpu_table(gpus: Any, *, with_node: bool) -> str:
     rows = []
     for gpu in gpus:
+        place = f"{gpu['node']}:{gpu['index']}" if with_node else gpu["index"]
         short = model_short(gpu["model"])
         model = _("simulated {model}").format(model=short) if gpu["simulated"] else short  # in front: it must not be cut off
-        util = percent(gpu.get("util_pct"))
         temp = "-" if gpu.get("temp_c") is None else f"{gpu['temp_c']}°C"
-        row = [gpu["index"], gpu["short"], model, gpu["state"], gib(gpu["total_mib"]), gib(gpu["free_mib"]), util, temp]
-        rows.append([gpu["node"], *row] if with_node else row)
-    headers = ["#", "ID", _("MODEL"), _("STATE"), _("MEMORY"), _("FREE"), _("UTIL"), _("TEMP")]
-    shift = 1 if with_node else 0
-    right = frozenset(i + shift for i in (0, 4, 5, 6, 7))
-    shrink = (0, 3, 2) if with_node else (2, 1)
-    return table([_("NODE"), *headers] if with_node else headers, rows, width=columns(), right=right, shrink=shrink)
+        memory = (gib(gpu["total_mib"]), gib(gpu["free_mib"]))
+        rows.append([place, gpu["short"], model, gpu["state"], *memory, percent(gpu.get("util_pct")), temp])
+    headers = [_("NODE:#") if with_node else "#", "ID", _("MODEL"), _("STATE"), _("MEMORY"), _("FREE"), _("UTIL"), _("TEMP")]
+    return table(headers, rows, width=columns(), right=frozenset({4, 5, 6, 7}), shrink=(2, 0))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -24,10 +26,15 @@ def section(words: tuple[str, ...]) -> str:
     return found[0]
 
 
+@cache
+def tree() -> Any:
+    return get_command(ctl.build())
+
+
 def options(words: tuple[str, ...]) -> set[str]:
-    node = get_command(ctl.build())
+    node = tree()
     for word in words:
-        node = node.commands[word]  # type: ignore[attr-defined]
+        node = node.commands[word]
     return {name for param in node.params if param.param_type_name == "option" for name in [*param.opts, *param.secondary_opts]}
 
 

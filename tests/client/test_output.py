@@ -100,6 +100,8 @@ def test_times_are_in_the_readers_zone() -> None:
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
         ("Intel(R) Arc(TM) A770 Graphics", "Arc A770 Graphics"),
         ("Ascend 910B", "Ascend 910B"),
+        ("Simulated RTX 4090", "RTX 4090"),
+        ("AMDGPU", "AMDGPU"),
         ("NVIDIA", "NVIDIA"),
         ("", ""),
     ],
