@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.core.cache import cache
 from django.http import HttpResponse
 from django.test import Client
 from pytest_django.fixtures import Settings
@@ -21,6 +22,7 @@ def no_redis(settings: Settings) -> Iterator[None]:
     """No Redis, and nothing counted yet: what one test called does not slow the next one down."""
     settings.LIVE_REDIS_URL = "unix:///nonexistent/redis.sock"
     throttle_reset()
+    cache.clear()  # allauth counts there
     yield
     throttle_reset()
 
