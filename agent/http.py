@@ -90,6 +90,32 @@ def tls_context(*, ca_file: str | None, pin_sha256: str | None) -> ssl.SSLContex
     return context
 
 
+def pin_plain(pin_sha256: str | None) -> str | None:
+    """A fingerprint in any usual spelling → 64 lower-case digits."""
+    return pin_sha256.lower().replace(":", "") if pin_sha256 else None
+
+
+def socket_open(endpoint: Endpoint, *, context: ssl.SSLContext | None, pin_sha256: str | None) -> socket.socket:
+    """A connection over which the credential may go: with TLS, the certificate is checked before anything is sent.
+
+    Raises Unreachable (wrong pin) or OSError, SSLCertVerificationError among them.
+    """
+    sock = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_TIMEOUT_S)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is None:
+            return sock
+        wrapped = context.wrap_socket(sock, server_hostname=endpoint.host)
+        found = hashlib.sha256(wrapped.getpeercert(binary_form=True) or b"").hexdigest()
+        if pin_sha256 is not None and found != pin_sha256:
+            wrapped.close()
+            raise Unreachable(f"{endpoint.url} shows the certificate {found}, not the pinned one; nothing was sent")
+        return wrapped
+    except BaseException:
+        sock.close()
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -134,7 +160,7 @@ class HttpClient:
     ) -> None:
         self.endpoint = endpoint
         self._authorization = authorization
-        self._pin = pin_sha256.lower().replace(":", "") if pin_sha256 else None
+        self._pin = pin_plain(pin_sha256)
         self._context = tls_context(ca_file=ca_file, pin_sha256=pin_sha256) if endpoint.tls else None
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
@@ -145,21 +171,8 @@ class HttpClient:
             self._connection = None
 
     def _connect(self) -> http.client.HTTPConnection:
-        host, port = self.endpoint.host, self.endpoint.port
-        connection: http.client.HTTPConnection
-        if self._context is not None:
-            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT_S, context=self._context)
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT_S)
-        connection.connect()
-        sock = connection.sock
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(self._timeout_s)
-        if self._pin is not None and isinstance(sock, ssl.SSLSocket):
-            found = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").hexdigest()
-            if found != self._pin:
-                connection.close()
-                raise Unreachable(f"{self.endpoint.url} shows the certificate {found}, not the pinned one; nothing was sent.")
+        connection = http.client.HTTPConnection(self.endpoint.host, self.endpoint.port)
+        connection.sock = socket_open(self.endpoint, context=self._context, pin_sha256=self._pin)
         self._connection = connection
         return connection
 
@@ -190,7 +203,12 @@ class HttpClient:
                 connection = self._connection or self._connect()
                 if connection.sock is not None:
                     connection.sock.settimeout(timeout_s or self._timeout_s)
-                connection.request(method, self.endpoint.path + path, body=body, headers=headers)
+                try:
+                    connection.request(method, self.endpoint.path + path, body=body, headers=headers)
+                except (BrokenPipeError, ConnectionResetError):
+                    # A server that refuses a large body answers before it has read it: the answer says why.
+                    if may_repeat:
+                        raise
                 response = connection.getresponse()
                 data = response.read(MAX_ANSWER)
                 retry_after = _seconds(response.getheader("Retry-After"))

@@ -121,7 +121,7 @@ def _probe(config: Config) -> tuple[Probe, str]:
         return InlineProbe(NoBackend()), backend
     from agent.backends.simulated import SimulatedBackend
 
-    simulated = SimulatedBackend(config.scenario, salt=f"{config.endpoint.url}/{config.node_id}")
+    simulated = SimulatedBackend(config.scenario, salt=f"node/{config.node_id}")
     try:
         simulated.initialize()
     except BackendError as error:

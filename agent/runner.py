@@ -310,14 +310,18 @@ class Runner:
         if answer.status == 409:
             self._exit_code, self._stopping = EXIT_SESSION_REFUSED, True
             log.error(
-                "The control plane refuses this agent's session, because a newer one speaks for node %d: %s. "
-                "Only one agent may run for a node; this one ends and leaves its ranks to their shims.",
+                "The control plane refuses this agent's session for node %d (%s). This agent ends and leaves its ranks to their shims.",
                 self._config.node_id,
                 text,
             )
-        elif answer.status in (401, 403):
+        elif answer.status == 401:
             self._later(
                 f"the control plane does not take this node's credential ({text}); run `nebula-agent enroll` with a new token",
+                self._rng.uniform(*REFUSED_S),
+            )
+        elif answer.status == 403:
+            self._later(
+                f"the control plane refuses what node {self._config.node_id} tells ({text}); does data_dir belong to another node?",
                 self._rng.uniform(*REFUSED_S),
             )
         elif answer.status in (400, 413, 422):

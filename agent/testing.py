@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -66,6 +67,7 @@ class FakeControlPlane:
     next_in_s: float = 5.0
     forgets: bool = True  # say FORGET by itself once a rank has ended, its log is whole and its cards are decided
     log_cap: int | None = None
+    tls: ssl.SSLContext | None = None
     lock: threading.Condition = field(default_factory=threading.Condition)
     desired: dict[RankId, Desired] = field(default_factory=dict)
     commands: dict[int, Command] = field(default_factory=dict)
@@ -114,6 +116,8 @@ class FakeControlPlane:
         Handler.plane = plane
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         server.daemon_threads = True
+        if self.tls is not None:
+            server.socket = self.tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         self._server = server
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, name="fake-control-plane", daemon=True).start()
 
@@ -137,7 +141,7 @@ class FakeControlPlane:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def listeners(self) -> int:

@@ -6,12 +6,11 @@ import contextlib
 import logging
 import random
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from agent.http import Endpoint, tls_context
+from agent.http import Endpoint, pin_plain, socket_open, tls_context
 
 log = logging.getLogger("nebula-agent")
 
@@ -30,7 +29,8 @@ class Listener:
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self._url = f"{scheme}://{host}:{endpoint.port}{endpoint.path}/api/agent/v1/ws"
         self._authorization, self._wake = authorization, wake
-        self._tls, self._ca_file, self._pin = endpoint.tls, ca_file, pin_sha256
+        self._endpoint, self._pin = endpoint, pin_plain(pin_sha256)
+        self._context = tls_context(ca_file=ca_file, pin_sha256=pin_sha256) if endpoint.tls else None
         self._stopping = threading.Event()
         self._socket: Any = None
         self._thread = threading.Thread(target=self._run, name="ws", daemon=True)
@@ -66,23 +66,18 @@ class Listener:
         """Open, then wait until it closes. Raises when it cannot be opened."""
         from websocket import ABNF, WebSocketException, WebSocketTimeoutException, create_connection
 
-        sslopt: dict[str, object] = {}
-        if self._tls:
-            context = tls_context(ca_file=self._ca_file, pin_sha256=self._pin)
-            sslopt = {"context": context, "check_hostname": context.check_hostname}
-        connection = create_connection(
-            self._url,
-            timeout=10,
-            header=[f"Authorization: {self._authorization}"],
-            sslopt=sslopt,
-            suppress_origin=True,
-            enable_multithread=True,
-            http_no_proxy=["*"],  # as our HTTP client: no proxy from the environment
-        )
+        # Opened by ourselves: the certificate, its pin included, is checked before the credential is sent.
+        sock = socket_open(self._endpoint, context=self._context, pin_sha256=self._pin)
+        try:
+            sock.settimeout(10)
+            connection = create_connection(
+                self._url, timeout=10, header=[f"Authorization: {self._authorization}"], socket=sock, suppress_origin=True
+            )
+        except BaseException:
+            sock.close()
+            raise
         self._socket = connection
         try:
-            if self._pin is not None and isinstance(connection.sock, ssl.SSLSocket):
-                self._check_pin(connection.sock)
             connection.settimeout(PING_S)
             self._wake()  # whatever was said while nobody listened
             pinged = False
@@ -105,10 +100,3 @@ class Listener:
         finally:
             with contextlib.suppress(Exception):
                 connection.close(timeout=1)
-
-    def _check_pin(self, sock: ssl.SSLSocket) -> None:
-        import hashlib
-
-        found = hashlib.sha256(sock.getpeercert(binary_form=True) or b"").hexdigest()
-        if self._pin is None or found != self._pin.lower().replace(":", ""):
-            raise OSError("the certificate is not the pinned one")

@@ -282,14 +282,14 @@ def quick_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.ws.RETRY_S", (0.1, 0.2))
 
 
-def listener(plane: FakeControlPlane, wakes: list[int], credential: str | None = None) -> Listener:
+def listener(plane: FakeControlPlane, wakes: list[int], credential: str | None = None, pin: str | None = None) -> Listener:
     def wake() -> None:
         with plane.lock:
             wakes.append(1)
             plane.lock.notify_all()
 
     auth = authorization(plane.node_id, credential or plane.credential)
-    return Listener(endpoint_parse(plane.url), authorization=auth, wake=wake)
+    return Listener(endpoint_parse(plane.url), authorization=auth, wake=wake, pin_sha256=pin)
 
 
 def test_a_nudge_wakes(quick_retry: None) -> None:
@@ -328,3 +328,28 @@ def test_a_refused_socket_harms_nobody_and_stops(quick_retry: None) -> None:
         found.stop()
         assert not found._thread.is_alive()
         assert wakes == []
+
+
+def test_the_socket_too_goes_over_tls_to_the_pinned_certificate(quick_retry: None, certificates: Lab) -> None:
+    wakes: list[int] = []
+    with FakeControlPlane(tls=certificates.context("here")) as plane:
+        found = listener(plane, wakes, pin=certificates.pin("here"))
+        found.start()
+        plane.wait(lambda: plane.listeners and wakes)
+        before = len(wakes)
+        plane.nudge()
+        plane.wait(lambda: len(wakes) > before)
+        found.stop()
+
+
+def test_the_socket_sends_no_credential_to_another_certificate(
+    quick_retry: None, certificates: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    wakes: list[int] = []
+    caplog.set_level("DEBUG", logger="nebula-agent")
+    with FakeControlPlane(tls=certificates.context("other")) as plane:
+        found = listener(plane, wakes, pin=certificates.pin("here"))
+        found.start()
+        plane.wait(lambda: any("not the pinned one" in r.getMessage() for r in caplog.records))
+        found.stop()
+        assert (plane.listeners, wakes) == (0, [])

@@ -314,7 +314,7 @@ def test_a_session_that_a_newer_agent_took_over_ends_with_a_clear_message(machin
         plane.sessions.append("a newer one")
     assert machine.agent is not None
     assert machine.agent.wait(20) == 3
-    assert "Only one agent may run for a node" in machine.log.read_text()
+    assert "A newer session speaks for this node" in machine.log.read_text()
 
 
 def test_the_agent_itself_is_small(machine: Machine, plane: FakeControlPlane) -> None:
