@@ -25,7 +25,7 @@ from jobs import logs, refusals
 from jobs.agent_api import artifact_path
 from jobs.lifecycle import RANK_FINAL
 from jobs.models import Artifact, Job, Rank
-from jobs.parameters import job_find, whole_parameter
+from jobs.parameters import bad_parameter, job_find, whole_parameter
 from jobs.selectors import attempt_latest, rank_find
 from jobs.serializers import ArtifactSchema, LogSchema, artifact_json
 
@@ -87,6 +87,9 @@ class JobLogsView(APIView):
             OpenApiParameter("offset", int, description="Default: 0."),
             OpenApiParameter("limit", int, description=f"At most so many bytes, 4 to {LOG_LIMIT_MAX}; default {LOG_LIMIT}."),
             OpenApiParameter("tail", int, description="Instead of offset: the last so many bytes."),
+            OpenApiParameter(
+                "align", str, description="lines = a piece that would begin inside a line begins at the next one, if that is in the piece."
+            ),
         ],
         responses=LogSchema,
     )
@@ -95,6 +98,9 @@ class JobLogsView(APIView):
         offset = whole_parameter(request, "offset", 0) or 0
         limit = whole_parameter(request, "limit", LOG_LIMIT, least=4, most=LOG_LIMIT_MAX) or LOG_LIMIT
         tail = whole_parameter(request, "tail", None)
+        align = request.query_params.get("align", "")
+        if align not in ("", "lines"):
+            raise bad_parameter("align", _("Must be lines, or left out."))
         rank = _rank_asked(request, job)
         if rank is None:
             answer = {"attempt": None, "rank": 0, "offset": 0, "next_offset": 0, "length": 0, "is_complete": job.is_final, "text": ""}
@@ -108,6 +114,11 @@ class JobLogsView(APIView):
         offset = min(offset, length)
         data = logs.log_read(rank.key, offset=offset, limit=min(limit, length - offset)) if length > offset else b""
         ends_here = is_over and offset + len(data) >= length
+        if align and offset and data and logs.log_read(rank.key, offset=offset - 1, limit=1) != b"\n":
+            # At the very end of the piece there would be nothing left to show: then the line stays cut.
+            cut = data.find(b"\n") + 1
+            if 0 < cut < len(data):
+                offset, data = offset + cut, data[cut:]
         skipped, text, left = utf8_window(data, is_end=ends_here, is_tail=tail is not None and offset > 0)
         return Response(
             {

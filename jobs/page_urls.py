@@ -2,6 +2,25 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from jobs import submit_views, views
+
+urlpatterns = [
+    path("", views.job_list, name="job-list"),
+    path("newer/", views.job_newer, name="job-newer"),
+    path("cancel/", views.jobs_cancel, name="jobs-cancel"),
+    path("new/", submit_views.job_new, name="job-new"),
+    path("new/check/", submit_views.job_check, name="job-check"),
+    path("<int:id>/", views.job_detail, name="job-detail"),
+    path("<int:id>/log/", views.job_detail, {"tab": "log"}, name="job-log"),
+    path("<int:id>/events/", views.job_detail, {"tab": "events"}, name="job-events"),
+    path("<int:id>/files/", views.job_detail, {"tab": "files"}, name="job-files"),
+    path("<int:id>/request/", views.job_detail, {"tab": "request"}, name="job-request"),
+    path("<int:id>/row/", views.job_row, name="job-row"),
+    path("<int:id>/live/", views.job_live, name="job-live"),
+    path("<int:id>/cards/", views.job_cards, name="job-cards"),
+    path("<int:id>/cancel/", views.job_cancel, name="job-cancel"),
+    path("<int:id>/hold/", views.job_hold, name="job-hold"),
+    path("<int:id>/release/", views.job_release, name="job-release"),
+]

@@ -135,11 +135,33 @@ def _operator_in(text: str) -> str | None:
     return None
 
 
+def lines_join(text: str) -> str:
+    """A backslash at the end of a line goes on with the next one, as in a shell; inside '…' it is text."""
+    parts: list[str] = []
+    quote = ""
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if char == "\\" and quote != "'":
+            if text.startswith(("\n", "\r\n"), at + 1):
+                at += 2 if text[at + 1] == "\n" else 3
+                continue
+            parts.append(text[at : at + 2])
+            at += 2
+            continue
+        if char in "'\"" and quote in ("", char):
+            quote = "" if quote else char
+        parts.append(char)
+        at += 1
+    return "".join(parts)
+
+
 def command_split(text: str) -> list[str]:
     """Splits as a shell would split words; no shell ever runs it (D31).
 
     Raises Unreadable: ``command_operator`` (with the way out: ``-- sh -c '…'``), ``command_quotes``, ``command_empty``.
     """
+    text = lines_join(text)
     operator = _operator_in(text.strip())
     if operator is not None:
         raise Unreadable("command_operator", operator={"\n": "\\n", "\r": "\\r"}.get(operator, operator))

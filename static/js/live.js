@@ -6,6 +6,7 @@
        {"topic":"job.42"}           → job:42            {"topic":"node.3"}         → node:3
        {"topic":"pool","jobs":5}    → pool:jobs         {"topic":"pool","node":3}  → pool:nodes
        {"topic":"pool","cells":…}   → pool:cells        {"topic":"user.1"}         → user:1
+       {"topic":"job.42","log":9}   → job:42:log        (output has arrived; the job itself is as it was)
    The same event comes at most once in 1.5 s: at once, and the last one again at the end (pool:cells: always).
    After a gap (a lost connection, a hidden tab) every topic's events come once, with detail {gap:true}: what was missed is
    fetched. The state is told by "live:on" and "live:off" events on body, <html data-live="on|off"> and .live[data-live-dot]. */
@@ -45,7 +46,7 @@ function soon(name, detail) {
 
 function names(message) {
   const [kind, id] = message.topic.split(".");
-  if (kind !== "pool") return [`${kind}:${id}`];
+  if (kind !== "pool") return ["log" in message ? `${kind}:${id}:log` : `${kind}:${id}`];
   return [["jobs", "jobs"], ["node", "nodes"], ["cells", "cells"]].filter(([key]) => key in message).map(([, name]) => `pool:${name}`);
 }
 

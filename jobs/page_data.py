@@ -1,0 +1,369 @@
+"""What the job pages show, read in a constant number of queries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Count, F, Prefetch, Q, QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from jobs import logs, snapshot
+from jobs.forecast import TRIES_QUEUE_MAX, Try, tries_of
+from jobs.forms import env_is_secret
+from jobs.lifecycle import FINAL, LIVE, JobState
+from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
+from jobs.scheduler import fits
+from jobs.scheduler import types as core
+from jobs.selectors import jobs_visible_to, wait_ahead
+from jobs.timeline import timeline
+from jobs.wording import end_text, event_text, reason_text
+from nodes import formats, telemetry
+from nodes.serializers import uuid_short
+from quotas.models import Project, User
+
+PAGE = 50
+EVENTS_ASIDE = 8
+NODES_MOST = 40
+
+# --- the list -----------------------------------------------------------------------------------------------------
+
+#: What the state filter offers: name → condition.
+STATES: dict[str, Q] = {
+    "waiting": Q(state=JobState.WAITING),
+    "running": Q(state__in=LIVE),
+    "succeeded": Q(state=JobState.SUCCEEDED),
+    "failed": Q(state=JobState.FAILED),
+    "cancelled": Q(state=JobState.CANCELLED),
+    "held": Q(state=JobState.WAITING, held=True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What the list is narrowed to. An unknown value narrows nothing: an old link must not end in an error."""
+
+    state: str = ""
+    q: str = ""
+    project: str = ""
+    mine: bool = False
+
+    @classmethod
+    def of(cls, query: Any) -> Filters:
+        state = str(query.get("state", "")).lower()
+        return cls(
+            state=state if state in STATES else "",
+            q=str(query.get("q", "")).strip()[:200],
+            project=str(query.get("project", ""))[:60],
+            mine=query.get("mine") == "1",
+        )
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self.state or self.q or self.project or self.mine)
+
+    def query(self, **changes: Any) -> str:
+        """``?state=…`` with some filters changed, or an empty string."""
+        now = replace(self, **changes)
+        pairs = [(key, value) for key, value in (("state", now.state), ("q", now.q), ("project", now.project)) if value]
+        return urlencode([*pairs, ("mine", "1")] if now.mine else pairs)
+
+
+def jobs_listed(user: User, filters: Filters) -> QuerySet[Job]:
+    """Newest first."""
+    jobs = jobs_visible_to(user)
+    if filters.mine:
+        jobs = jobs.filter(owner=user)
+    if filters.state:
+        jobs = jobs.filter(STATES[filters.state])
+    if filters.project:
+        jobs = jobs.filter(project__name=filters.project)
+    if filters.q:
+        number = filters.q.removeprefix("#")
+        match = Q(name__icontains=filters.q)
+        jobs = jobs.filter(match | Q(pk=int(number)) if re.fullmatch(r"[0-9]{1,18}", number) else match)
+    return jobs.order_by("-id")
+
+
+def state_counts(user: User, filters: Filters) -> dict[str, int]:
+    """How many wait and run under the other filters. One query, by the index on the state."""
+    jobs = jobs_listed(user, replace(filters, state="")).exclude(state__in=FINAL)
+    found = dict(jobs.order_by().values_list("state").annotate(Count("pk")))
+    return {"waiting": found.get(JobState.WAITING, 0), "running": sum(found.get(state, 0) for state in LIVE)}
+
+
+def projects_filter(user: User) -> list[str]:
+    """Projects to narrow the list to: those of the reader, or all (staff)."""
+    projects = Project.objects.filter(is_active=True)
+    return list(
+        (projects if user.is_staff else projects.filter(memberships__user=user)).order_by("name").values_list("name", flat=True)[:200]
+    )
+
+
+_SLICES = Prefetch("slices", Slice.objects.select_related("gpu").order_by("position", "pk"))
+_RANKS = Rank.objects.select_related("node").prefetch_related(_SLICES).order_by("index")
+
+
+def jobs_with_places(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """Each job with ``current``: its running or last attempt, ranks, slices and cards loaded. Three queries more."""
+    attempts = Attempt.objects.filter(epoch=F("job__epoch")).prefetch_related(Prefetch("ranks", _RANKS))
+    return jobs.select_related("owner", "project").prefetch_related(Prefetch("attempts", attempts, to_attr="current"))
+
+
+def asks_text(job: Job) -> str:
+    """``4 × 24 GiB, 2 nodes``; what the job asks for."""
+    if not job.gpu_count:
+        text = _("no GPU")
+    elif job.gpu_mem_mib is None:
+        text = ngettext("%(count)d whole card", "%(count)d whole cards", job.gpu_count) % {"count": job.gpu_count}
+    else:
+        text = f"{job.gpu_count} × {formats.gib(job.gpu_mem_mib)}"
+    if job.nodes > 1:
+        text += ", " + ngettext("%(nodes)d node", "%(nodes)d nodes", job.nodes) % {"nodes": job.nodes}
+    return text
+
+
+def rank_cards(rank: Rank) -> list[Any]:
+    return [part.gpu for part in rank.slices.all()]
+
+
+def place_of(ranks: Sequence[Rank]) -> str:
+    """``node03 gpu3``, ``node03 gpu0, gpu1``; with more nodes the first and how many."""
+    if not ranks:
+        return ""
+    first = " ".join([ranks[0].node.name, ", ".join(f"gpu{gpu.index}" for gpu in rank_cards(ranks[0]))]).strip()
+    more = len(ranks) - 1
+    return first if not more else _("%(place)s and %(more)d more") % {"place": first, "more": more}
+
+
+def state_of(job: Job) -> str:
+    """The state as shown: a held job is not just waiting."""
+    return "HELD" if job.held and job.state == JobState.WAITING else job.state
+
+
+def row_data(job: Job) -> dict[str, Any]:
+    """One row of the list; ``job`` loaded by ``jobs_with_places``."""
+    attempt = job.current[0] if job.current else None  # type: ignore[attr-defined]
+    place = place_of(list(attempt.ranks.all())) if attempt is not None else ""
+    if job.state == JobState.WAITING:
+        text = reason_text(job.wait_code, job.wait_params)
+    elif job.state in LIVE or job.state == JobState.SUCCEEDED:
+        text = place
+    else:
+        text = end_text(job)
+    return {
+        "job": job,
+        "state": state_of(job),
+        "asks": asks_text(job),
+        "text": text,
+        "is_final": job.is_final,
+        "can_cancel": not job.is_final and not job.want_cancel,
+        "ran_from": job.started_at if job.state in LIVE or job.is_final else None,
+        "since": job.ended_at if job.is_final else job.queued_at if job.state == JobState.WAITING else job.started_at,
+    }
+
+
+# --- one job -----------------------------------------------------------------------------------------------------
+
+#: Event code → tone, icon.
+EVENT_LOOKS = {
+    "submitted": ("", "plus"),
+    "placed": ("info", "flag"),
+    "running": ("info", "play"),
+    "stopping": ("warn", "stop"),
+    "requeued": ("warn", "rotate"),
+    "succeeded": ("ok", "okc"),
+    "failed": ("bad", "badc"),
+    "cancelled": ("", "ban"),
+    "cancel_wanted": ("warn", "ban"),
+    "held": ("warn", "pause"),
+    "released": ("", "play"),
+    "node_silent": ("warn", "help"),
+}
+
+
+def event_data(event: JobEvent) -> dict[str, Any]:
+    """``event.by`` loaded."""
+    tone, icon = EVENT_LOOKS.get(event.code, ("", "info"))
+    return {"event": event, "tone": tone, "icon": icon, "text": event_text(event), "by": event.by.email if event.by else ""}
+
+
+def job_events(job: Job) -> QuerySet[JobEvent]:
+    return JobEvent.objects.filter(job=job).select_related("by").order_by("-id")
+
+
+def job_page(job: Job, *, now: datetime) -> dict[str, Any]:
+    """Everything of the page's living parts; ``job`` loaded by ``jobs_with_places``. Seven queries, 20 more while it waits."""
+    attempts = list(Attempt.objects.filter(job=job).prefetch_related(Prefetch("ranks", _RANKS)).order_by("epoch"))
+    events = list(JobEvent.objects.filter(job=job).select_related("by").order_by("id")[:1000])
+    current = attempts[-1] if attempts else None
+    ranks = list(current.ranks.all()) if current is not None else []
+    places = {attempt.epoch: place_of(list(attempt.ranks.all())) for attempt in attempts}
+    can_move = not job.is_final and not job.want_cancel
+    return {
+        "job": job,
+        "state": state_of(job),
+        "asks": asks_text(job),
+        "attempt": current,
+        "attempts": attempts,
+        "ranks": ranks,
+        "facts": facts(job, current, ranks, now=now),
+        "line": timeline(job, events, now=now, places=places),
+        "events": [event_data(event) for event in reversed(events[-EVENTS_ASIDE:])],
+        "events_count": len(events),
+        "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
+        "waits": waits(job, events, now=now),
+        "end": end_text(job) if job.is_final else "",
+        "can_cancel": can_move,
+        "can_hold": job.state == JobState.WAITING and not job.held and can_move,
+        "can_release": job.state == JobState.WAITING and job.held and can_move,
+        "is_waiting": job.state == JobState.WAITING,
+    }
+
+
+def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank], *, now: datetime) -> dict[str, Any]:
+    """Where and how long. Sizes in MiB; what is not known yet is None."""
+    parts = [part for rank in ranks for part in rank.slices.all()]
+    run_from = attempt.started_at or job.started_at if attempt is not None else None
+    run_to = attempt.ended_at if attempt is not None else None
+    limit_at = None
+    if job.time_limit_s and job.state in (JobState.RUNNING, JobState.STOPPING) and job.started_at:
+        limit_at = job.started_at + timedelta(seconds=job.time_limit_s)
+    signal = next((rank.exit_signal for rank in ranks if rank.exit_signal), None)
+    return {
+        "place": place_of(ranks),
+        "node": ranks[0].node if ranks else None,
+        "card": parts[0].gpu if parts else None,
+        "is_whole": bool(parts) and all(part.is_exclusive for part in parts),
+        "mib": sum(part.mib for part in parts) if parts else None,
+        "cards": len(parts),
+        "share": sum(part.share for part in parts) if parts else None,
+        "run_from": run_from,
+        "run_to": run_to,
+        "limit_at": limit_at,
+        "waited_s": ((attempt.created_at if attempt is not None else job.ended_at or now) - job.submitted_at).total_seconds(),
+        "exit_signal": signal,
+        "checkpoint_seen": any(rank.checkpoint_seen for rank in ranks),
+    }
+
+
+def waits(job: Job, events: Sequence[JobEvent], *, now: datetime) -> list[dict[str, Any]]:
+    """Each time in the queue: from, to (None = still), why it came into it."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        if event.to_state == JobState.WAITING:
+            found.append({"begin": event.at, "end": None, "why": event_text(event) if event.code == "requeued" else ""})
+        elif event.to_state and found and found[-1]["end"] is None:
+            found[-1]["end"] = event.at
+    return [wait | {"seconds": ((wait["end"] or now) - wait["begin"]).total_seconds()} for wait in found]
+
+
+def cards_data(ranks: Sequence[Rank], *, now: datetime) -> list[dict[str, Any]]:
+    """The cards of a live attempt with what is on them and their latest figures. One query, one round trip to Redis."""
+    parts = [(rank, part) for rank in ranks for part in rank.slices.all()]
+    latest = telemetry.gpus_latest([part.gpu for _rank, part in parts], now=now.timestamp())
+    others: dict[int, list[tuple[int, int]]] = {}
+    live = Slice.objects.filter(gpu_id__in=[part.gpu_id for _rank, part in parts]).exclude(state="RELEASED")
+    for pk, gpu_id, mib in live.order_by("pk").values_list("pk", "gpu_id", "mib"):
+        others.setdefault(gpu_id, []).append((pk, mib))
+    found = []
+    for rank, part in parts:
+        gpu, status = part.gpu, latest.get(part.gpu_id) or {}
+        total = gpu.total_mib or part.mib
+        pieces = [{"kind": "mine", "mib": part.mib}]
+        pieces += [{"kind": "other", "mib": mib} for pk, mib in others.get(part.gpu_id, []) if pk != part.pk]
+        if free := max(0, total - sum(int(str(piece["mib"])) for piece in pieces)):
+            pieces.append({"kind": "free", "mib": free})
+        for piece in pieces:
+            piece["pct"] = round(100 * int(str(piece["mib"])) / max(total, 1), 2)
+        found.append({"rank": rank, "slice": part, "gpu": gpu, "short": uuid_short(gpu.uuid), "pieces": pieces, "status": status})
+    return found
+
+
+# --- why it waits ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWhy:
+    name: str
+    models: str
+    text: str
+    fits: bool
+
+
+def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
+    """The sentence, the place in the queue, what each node lacks, and what would start sooner. About 20 queries."""
+    ahead = None if job.held else wait_ahead(job)
+    data: dict[str, Any] = {
+        "sentence": reason_text(job.wait_code, job.wait_params),
+        "ahead": ahead,
+        "position": None if ahead is None else ahead + 1,
+        "nodes": (),
+        "tries": (),
+    }
+    if job.held:
+        return data
+    view = snapshot.build(now)
+    policy = snapshot.policy_current()
+    request = snapshot.request_of(job)
+    whys = []
+    for node in sorted(view.nodes, key=lambda node: node.name)[:NODES_MOST]:
+        reason = fits(request, node, view.slices, policy)
+        text = reason_text(reason.code, reason.params) if reason else _("Has room now; jobs ahead come first.")
+        whys.append(NodeWhy(name=node.name, models=models_text(node), text=text, fits=reason is None))
+    tries: tuple[Try, ...] = ()
+    queued = next((item for item in view.jobs if item.id == job.pk), None)
+    if queued is not None and queued.hold is None and len(view.jobs) <= TRIES_QUEUE_MAX:
+        tries = tries_of(view, replace(queued, submitted=now.timestamp()), policy)
+    return data | {"nodes": whys, "tries": tries, "queue": len(view.jobs)}
+
+
+def models_text(node: core.Node) -> str:
+    """``RTX 4090 ×2, A100``: what cards a node has."""
+    counts: dict[str, int] = {}
+    for gpu in node.gpus:
+        name = model_short(gpu.model)
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in counts.items()) or _("no GPU")
+
+
+def model_short(model: str) -> str:
+    """Without the maker's words that are the same on every card."""
+    return re.sub(r"^(NVIDIA|AMD|Intel\(R\)|Intel|Huawei)\s+(GeForce\s+|Radeon\s+)?", "", model).strip() or model
+
+
+# --- the other tabs -----------------------------------------------------------------------------------------------
+
+
+def job_files(job: Job) -> QuerySet[Artifact]:
+    """The latest attempt's first."""
+    found = Artifact.objects.filter(rank__attempt__job=job).select_related("rank__attempt", "rank__node")
+    return found.order_by("-rank__attempt__epoch", "rank__index", "name")
+
+
+def env_shown(job: Job, *, reader: User) -> list[dict[str, Any]]:
+    """Names, and the values that may be shown: to the owner, and no secrets."""
+    is_own = job.owner_id == reader.pk
+    return [
+        {"name": name, "value": str(value), "is_hidden": not is_own or env_is_secret(name, str(value))} for name, value in job.env.items()
+    ]
+
+
+def log_data(job: Job, attempts: Sequence[Attempt], query: Any) -> dict[str, Any]:
+    """Which attempt's and rank's output is shown: ?attempt= and ?rank=, else the last attempt's rank 0."""
+    wanted, index = str(query.get("attempt", "")), str(query.get("rank", "0"))
+    chosen = next((attempt for attempt in attempts if str(attempt.epoch) == wanted), attempts[-1] if attempts else None)
+    ranks = list(chosen.ranks.all()) if chosen is not None else []
+    rank = next((rank for rank in ranks if str(rank.index) == index), ranks[0] if ranks else None)
+    return {
+        "chosen": chosen,
+        "chosen_ranks": ranks,
+        "rank": rank,
+        "log_bytes": logs.log_length(rank.key) if rank is not None else 0,
+        "is_live_log": rank is not None and chosen is not None and chosen.ended_at is None and not job.is_final,
+    }

@@ -1,0 +1,157 @@
+"""The submit form: blank or from an earlier job, checked as one types, and what would happen now beside it."""
+
+from __future__ import annotations
+
+import math
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_http_methods, require_POST
+
+from jobs import refusals, services
+from jobs.errors import IdempotencyConflict
+from jobs.forecast import Forecast, forecast
+from jobs.forms import JobForm, body_sha256, command_line, initial_from
+from jobs.models import Job
+from jobs.page_data import jobs_with_places, model_short
+from jobs.selectors import jobs_visible_to
+from jobs.views import job_get, reader
+from nodes.models import Gpu, NodeState
+from quotas.errors import DomainError
+from quotas.models import User
+from quotas.selectors import projects_to_submit
+from quotas.services import project_personal
+from quotas.throttles import throttle_allow
+
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+#: Quick choices of memory: those of these that the pool's largest card has, GiB.
+SIZES = (4, 8, 12, 16, 24, 40, 48, 80, 96)
+#: Fields that a link may set: /jobs/new/?gpu_mem=24
+LINKED = ("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project")
+#: What is folded away under "More"; it is open where one of these has an error, or OPEN_FOR a value.
+MORE_FIELDS = ("env", "on_node_loss", "grace_s", "arch", "vendor", "priority", "hold")
+OPEN_FOR = ("env", "arch", "vendor", "hold")
+
+
+def _key_new() -> str:
+    return f"form-{uuid.uuid4()}"
+
+
+def _choices(user: User) -> dict[str, Any]:
+    """Projects, card models and sizes to choose from. Three queries."""
+    own = project_personal(user)
+    projects = list(projects_to_submit(user).order_by("name"))
+    models: dict[str, dict[str, Any]] = {}
+    sizes: set[int] = set()
+    cards = Gpu.objects.exclude(state="MISSING").exclude(node__state=NodeState.RETIRED).order_by("model")
+    for model, nominal, total, is_simulated in cards.values_list("model", "nominal_mib", "total_mib", "is_simulated"):
+        found = models.setdefault(model, {"model": model, "short": model_short(model), "count": 0, "simulated": is_simulated})
+        found["count"] += 1
+        sizes.add((nominal or total or 0) // 1024)
+    most = max(sizes, default=0)
+    return {
+        "projects": [project for project in projects if project.pk != own.pk],
+        "own_project": own,
+        "models": list(models.values())[:12],
+        "sizes": [size for size in SIZES if size <= most],
+        "whole_above_pct": round(100 * settings.POLICY_WHOLE_ABOVE),
+        "max_grace_s": settings.MAX_GRACE_S,
+        "default_grace_s": settings.STOP_GRACE_S,
+    }
+
+
+def _verdict(form: JobForm, user: User) -> dict[str, Any]:
+    """For ``_verdict.html``: the forecast, or None while the request can't be read; and the shell's line."""
+    found: Forecast | None = forecast(form.place_request, owner=user, now=timezone.now()) if form.place_request is not None else None
+    return {"verdict": found, "line": command_line(form.body), "has_workdir": "workdir" in form.body}
+
+
+def _page(request: HttpRequest, form: JobForm, *, status: int = 200, **more: Any) -> HttpResponse:
+    user = reader(request)
+    if not form.is_bound:
+        # What the first values come to is told at once, without calling a missing command an error.
+        probe = JobForm(_as_posted(form), user=user)
+        probe.is_valid()
+        more |= _verdict(probe, user)
+    else:
+        more |= _verdict(form, user)
+    choices = _choices(user)
+    model = form["model"].value()
+    context = {
+        "form": form,
+        "key": _key_new(),
+        "open_more": bool(more.get("left_out"))
+        or bool(set(form.errors) & set(MORE_FIELDS))
+        or any(form[name].value() for name in OPEN_FOR),
+        "model_known": any(one["model"] == model for one in choices["models"]),
+        **choices,
+        **more,
+    }
+    return render(request, "jobs/submit.html", context, status=status)
+
+
+def _as_posted(form: JobForm) -> Mapping[str, Any]:
+    """The unbound form's values as a browser would send them."""
+    return {name: value for name in form.fields if (value := form.get_initial_for_field(form.fields[name], name)) not in (None, False)}
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def job_new(request: HttpRequest) -> HttpResponse:
+    user = reader(request)
+    if request.method == "POST":
+        return _submit(request, user)
+    initial: dict[str, Any] = {"project": project_personal(user).name}
+    more: dict[str, Any] = {}
+    kind, _colon, number = request.GET.get("from", "").partition(":")
+    if kind == "job" and number.isascii() and number.isdigit() and len(number) < 19:
+        source: Job = job_get(request, int(number), jobs_with_places(jobs_visible_to(user)))
+        values, left_out = initial_from(source, reader=user)
+        initial |= values
+        more |= {"source": source, "left_out": left_out}
+    initial |= {name: request.GET[name][:4096] for name in LINKED if name in request.GET}
+    return _page(request, JobForm(user=user, initial=initial), **more)
+
+
+def _submit(request: HttpRequest, user: User) -> HttpResponse:
+    form = JobForm(request.POST, user=user)
+    key = request.POST.get("key", "")
+    if not _KEY.fullmatch(key):
+        key = _key_new()
+    allowed, wait_s = throttle_allow("submit", f"user:{user.pk}")
+    if not allowed:
+        text = _("Too many submits at once; the next one is possible in %(seconds)d s.") % {"seconds": max(1, math.ceil(wait_s))}
+        return _page(request, form, status=429, trouble=text, key=key)
+    if not form.is_valid() or form.request is None:
+        return _page(request, form, status=422, key=key)
+    try:
+        job, _is_new = services.job_submit(owner=user, request=form.request, idempotency_key=key, body_sha256=body_sha256(form.body))
+    except IdempotencyConflict as error:
+        # Sent, gone back, changed, sent again: that is a second job, and the person shall say so.
+        known = error.params.get("job")
+        text = _("This form has already made job #%(job)s. Submit again to make another one.") % {"job": known}
+        return _page(request, form, status=409, trouble=text)
+    except DomainError as error:
+        return _page(request, form, status=error.http_status, trouble=refusals.error_text(error.code, error.params), key=key)
+    return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))
+
+
+@login_required
+@require_POST
+def job_check(request: HttpRequest) -> HttpResponse:
+    """What the typed values come to: the verdict, and the errors of fields that the person has been in."""
+    user = reader(request)
+    form = JobForm(request.POST, user=user)
+    form.is_valid()
+    touched = set(request.POST.get("touched", "").split(","))
+    shown = {name: form.errors.get(name, []) if name in touched else [] for name in form.fields}
+    return render(request, "jobs/_check.html", {"form": form, "shown": shown, "oob": True, **_verdict(form, user)})

@@ -1,0 +1,252 @@
+"""The job pages. Owners see their own jobs, staff all; for anybody else a job does not exist.
+
+Every action works as a plain form; with htmx the same address answers with the piece that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from jobs import page_data, refusals, services
+from jobs.errors import InvalidState
+from jobs.forecast import starts_count
+from jobs.lifecycle import LIVE
+from jobs.models import Job
+from jobs.scheduler import types as core
+from jobs.selectors import jobs_visible_to
+from quotas.errors import DomainError
+from quotas.models import User
+
+BULK_MOST = 200
+EXAMPLE_MIB = 4096
+EXAMPLE = "nebula-ctl submit --name hello --gpu-mem 4G -- python -c 'print(1)'"
+
+
+def reader(request: HttpRequest) -> User:
+    """Call behind ``login_required``."""
+    if not isinstance(request.user, User):
+        raise Http404
+    return request.user
+
+
+def job_get(request: HttpRequest, id: int, jobs: QuerySet[Job] | None = None) -> Job:
+    """The job, if the reader may see it; the same 404 for one that isn't there and for another's."""
+    found = (jobs_visible_to(reader(request)) if jobs is None else jobs).filter(pk=id).first()
+    if found is None:
+        raise Http404
+    return found
+
+
+def _loaded(request: HttpRequest, id: int) -> Job:
+    return job_get(request, id, page_data.jobs_with_places(jobs_visible_to(reader(request))))
+
+
+def is_piece(request: HttpRequest) -> bool:
+    """Asked for by htmx, for a part of a page."""
+    return request.headers.get("HX-Request") == "true" and request.headers.get("HX-Boosted") != "true"
+
+
+# --- the list -----------------------------------------------------------------------------------------------------
+
+
+@login_required
+@require_GET
+def job_list(request: HttpRequest) -> HttpResponse:
+    user = reader(request)
+    filters = page_data.Filters.of(request.GET)
+    page = Paginator(page_data.jobs_with_places(page_data.jobs_listed(user, filters)), page_data.PAGE).get_page(request.GET.get("page"))
+    rows = [page_data.row_data(job) for job in page]
+    context: dict[str, Any] = {
+        "filters": filters,
+        "page": page,
+        "rows": rows,
+        "newest": rows[0]["job"].pk if rows else 0,
+        "counts": page_data.state_counts(user, filters),
+        "states": [(name, filters.query(state=name)) for name in ("", *page_data.STATES)],
+        "projects": page_data.projects_filter(user),
+        "all_query": filters.query(mine=False),
+        "mine_query": filters.query(mine=True),
+        "page_query": filters.query(),
+    }
+    if not rows and not filters.is_any:
+        request_ = core.Request(gpu_count=1, gpu_mem_mib=EXAMPLE_MIB)
+        context |= {"startable": starts_count(request_, owner=user, now=timezone.now()), "example": EXAMPLE, "example_mib": EXAMPLE_MIB}
+    return render(request, "jobs/_table.html" if is_piece(request) else "jobs/list.html", context)
+
+
+@login_required
+@require_GET
+def job_newer(request: HttpRequest) -> HttpResponse:
+    """How many jobs of this list are newer than ?after=: rows are not pushed under the reader's hand."""
+    text = request.GET.get("after", "0")
+    after = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+    filters = page_data.Filters.of(request.GET)
+    count = page_data.jobs_listed(reader(request), filters).filter(pk__gt=after).count()
+    return render(request, "jobs/_newer.html", {"count": count, "newest": after, "page_query": filters.query()})
+
+
+@login_required
+@require_GET
+def job_row(request: HttpRequest, id: int) -> HttpResponse:
+    job = _loaded(request, id)
+    if not is_piece(request):
+        return HttpResponseRedirect(reverse("job-detail", args=[id]))
+    return render(request, "jobs/_row.html", {"row": page_data.row_data(job)})
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def jobs_cancel(request: HttpRequest) -> HttpResponse:
+    """Several at once: GET asks, POST does it. Those that have ended meanwhile are left alone."""
+    asked = (request.POST if request.method == "POST" else request.GET).getlist("id")
+    ids = {int(text) for text in asked if text.isascii() and text.isdigit() and len(text) < 19}
+    jobs = list(jobs_visible_to(reader(request)).filter(pk__in=sorted(ids)[:BULK_MOST]).order_by("-id"))
+    jobs = [job for job in jobs if not job.is_final]
+    if request.method == "GET":
+        running = sum(job.state in LIVE for job in jobs)
+        return render(request, _dialog(request, "cancel"), {"jobs": jobs, "running": running, "many": True})
+    done = 0
+    for job in jobs:
+        try:
+            services.job_cancel(job=job, by=reader(request))
+            done += 1
+        except InvalidState:
+            continue  # it ended between the click and now
+    messages.info(request, ngettext("%(count)d job is cancelled.", "%(count)d jobs are cancelled.", done) % {"count": done})
+    if is_piece(request):
+        return HttpResponse(status=204, headers={"HX-Refresh": "true"})
+    return HttpResponseRedirect(reverse("job-list"))
+
+
+# --- one job ------------------------------------------------------------------------------------------------------
+
+
+@login_required
+@require_GET
+def job_detail(request: HttpRequest, id: int, tab: str = "log") -> HttpResponse:
+    now = timezone.now()
+    job = _loaded(request, id)
+    context = page_data.job_page(job, now=now) | {"tab": tab}
+    if context["is_waiting"]:
+        context["why"] = page_data.why_data(job, now=now)
+    elif job.state in LIVE:
+        context["cards"] = page_data.cards_data(context["ranks"], now=now)
+    if tab == "log":
+        context |= page_data.log_data(job, context["attempts"], request.GET)
+    elif tab == "events":
+        page = Paginator(page_data.job_events(job), page_data.PAGE).get_page(request.GET.get("page"))
+        context |= {"page": page, "all_events": [page_data.event_data(event) for event in page]}
+    elif tab == "files":
+        context["page"] = Paginator(page_data.job_files(job), page_data.PAGE).get_page(request.GET.get("page"))
+    else:
+        context["env"] = page_data.env_shown(job, reader=reader(request))
+    return render(request, "jobs/detail.html", context)
+
+
+@login_required
+@require_GET
+def job_live(request: HttpRequest, id: int) -> HttpResponse:
+    """The parts of the page that change with the job, each replacing its twin (htmx, out of band)."""
+    job = _loaded(request, id)
+    if not is_piece(request):
+        return HttpResponseRedirect(reverse("job-detail", args=[id]))
+    return _live(request, job)
+
+
+def _live(request: HttpRequest, job: Job) -> HttpResponse:
+    now = timezone.now()
+    context = page_data.job_page(job, now=now) | {"oob": True, "tab": request.GET.get("tab", "")}
+    epoch = context["attempt"].epoch if context["attempt"] is not None else 0
+    if context["tab"] == "log" and request.GET.get("epoch") not in (None, str(epoch)):
+        # A new attempt has begun since the page was made: its log takes the place of what was shown.
+        context |= page_data.log_data(job, context["attempts"], {}) | {"new_log": True}
+    if context["is_waiting"]:
+        context["why"] = page_data.why_data(job, now=now)
+    elif job.state in LIVE:
+        context["cards"] = page_data.cards_data(context["ranks"], now=now)
+    return render(request, "jobs/_live.html", context)
+
+
+@login_required
+@require_GET
+def job_cards(request: HttpRequest, id: int) -> HttpResponse:
+    """The cards of a live job with their figures of this moment."""
+    job = _loaded(request, id)
+    if not is_piece(request):
+        return HttpResponseRedirect(reverse("job-detail", args=[id]))
+    ranks = [rank for attempt in job.current for rank in attempt.ranks.all()] if job.state in LIVE else []  # type: ignore[attr-defined]
+    return render(request, "jobs/_cards.html", {"job": job, "cards": page_data.cards_data(ranks, now=timezone.now())})
+
+
+# --- what one does to it ------------------------------------------------------------------------------------------
+
+
+def _dialog(request: HttpRequest, name: str) -> str:
+    """The same question, in a dialog or on a page of its own."""
+    return f"jobs/_{name}.html" if is_piece(request) else f"jobs/{name}.html"
+
+
+def _done(request: HttpRequest, job: Job, act: Callable[[], Any], said: str) -> HttpResponse:
+    """Do it; then the job's page, or with htmx its living parts."""
+    try:
+        act()
+        text, level = said, messages.INFO
+    except DomainError as error:
+        text, level = refusals.error_text(error.code, error.params), messages.ERROR
+    if not is_piece(request):
+        messages.add_message(request, level, text)
+        return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))
+    if level == messages.ERROR:
+        answer = render(request, "jobs/_refused.html", {"text": text})
+        answer["HX-Retarget"], answer["HX-Reswap"] = "#dialog", "innerHTML"
+        return answer
+    answer = _live(request, _loaded(request, job.pk))
+    answer["HX-Trigger"] = "dialog:close"
+    return answer
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def job_cancel(request: HttpRequest, id: int) -> HttpResponse:
+    """GET asks and says what would be lost; POST does it."""
+    job = _loaded(request, id)
+    if request.method == "GET":
+        context = page_data.job_page(job, now=timezone.now()) | {"jobs": [job], "many": False, "running": int(job.state in LIVE)}
+        return render(request, _dialog(request, "cancel"), context)
+    return _done(request, job, lambda: services.job_cancel(job=job, by=reader(request)), _("Cancelling #%(id)d.") % {"id": job.pk})
+
+
+@login_required
+@require_http_methods(["GET", "POST"])
+def job_hold(request: HttpRequest, id: int) -> HttpResponse:
+    job = _loaded(request, id)
+    if request.method == "GET":
+        return render(request, _dialog(request, "hold"), {"job": job})
+    why = request.POST.get("why", "").strip()[:200]
+    return _done(
+        request,
+        job,
+        lambda: services.job_hold(job=job, by=reader(request), why=why),
+        _("#%(id)d is held until it is released.") % {"id": job.pk},
+    )
+
+
+@login_required
+@require_POST
+def job_release(request: HttpRequest, id: int) -> HttpResponse:
+    job = _loaded(request, id)
+    said = _("#%(id)d takes part again.") % {"id": job.pk}
+    return _done(request, job, lambda: services.job_release(job=job, by=reader(request)), said)
