@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from agent import config as config_module
+from agent.backends import simulated as simulated_module
+from agent.backends.simulated import scenario_parse
 from agent.config import ConfigError, config_load, config_path, config_text
 from agent.jobenv import SpecError, environment
 from agent.main import main, status_lines
@@ -373,3 +377,25 @@ def test_a_card_that_is_not_seen_is_refused() -> None:
     with pytest.raises(SpecError, match="GPU-gone") as caught:
         env_of("GPU-gone")
     assert caught.value.kind == "gpu"
+
+
+# --- the documentation cannot rot -----------------------------------------------------------------------------
+
+DOC = (ROOT / "docs" / "agent.md").read_text(encoding="utf-8")
+
+
+def test_the_scenario_in_the_documentation_is_one() -> None:
+    example = re.search(r"```json\n(.*?)```", DOC, re.DOTALL)
+    assert example is not None
+    assert len(scenario_parse(json.loads(example.group(1))).devices) == 3
+
+
+@pytest.mark.parametrize("key", config_module._KEYS)
+def test_every_key_is_documented_with_its_variable(key: str) -> None:
+    variable = config_module._ENV.get(key, f"NEBULA_AGENT_{key.upper()}")
+    assert f"| `{key}` | `{variable}` |" in DOC
+
+
+@pytest.mark.parametrize("fault", simulated_module._FAULTS)
+def test_every_fault_is_documented(fault: str) -> None:
+    assert f"| `{fault}` |" in DOC
