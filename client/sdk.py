@@ -255,6 +255,10 @@ class NebulaClient:
         """The pool in numbers, and what of it is mine."""
         return cast(shapes.Usage, self._call("GET", "/resources/usage"))
 
+    def join_facts(self) -> shapes.JoinFacts:
+        """Where a new machine joins, and the hashes of the control plane's own CA and of its installer."""
+        return cast(shapes.JoinFacts, self._call("GET", "/install.json", is_anonymous=True, base=""))
+
     def healthz(self) -> dict[str, Any]:
         """Whether the control plane and its database answer. Raises Unreachable when they don't."""
         return cast("dict[str, Any]", self._call("GET", "/healthz", is_anonymous=True, base=""))

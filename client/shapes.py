@@ -213,6 +213,12 @@ class EnrollToken(TypedDict):
     name: str
 
 
+class JoinFacts(TypedDict):
+    endpoint: str
+    ca_sha256: str | None  # None = a public authority verifies the control plane
+    install_sha256: str
+
+
 class Usage(TypedDict):
     """``gpus``: idle + busy + maintenance = total."""
 

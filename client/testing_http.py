@@ -99,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
         query = dict(parse_qsl(parts.query))
         if (method, parts.path) == ("GET", "/healthz"):
             return 200, {"status": "ok", "database": "ok", "redis": "ok"}
+        if (method, parts.path) == ("GET", "/install.json"):
+            return 200, {"endpoint": "https://grid.lab:8443", "ca_sha256": "c" * 64, "install_sha256": "a" * 64}
         if not parts.path.startswith("/api/v1/"):
             raise Refusal(404, "not_found", "There is nothing at this address.")
         path = parts.path.removeprefix("/api/v1/")

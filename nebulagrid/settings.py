@@ -75,6 +75,7 @@ PORT = env_int("PORT", 8000)
 BIND = env("BIND", "127.0.0.1")  # `manage.py up` refuses another one without TLS (D35)
 TLS_CERT = env("TLS_CERT")
 TLS_KEY = env("TLS_KEY")
+TLS_CA = env("TLS_CA")  # the authority of our certificate, where the system's don't know it; served at /ca.pem
 
 
 def _secret_key() -> str:
@@ -106,6 +107,8 @@ DEBUG = env_bool("DEBUG", False)
 ALLOWED_HOSTS = env_list("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = env_list("CSRF_TRUSTED_ORIGINS")
 BASE_URL = env("BASE_URL", f"{'https' if TLS_CERT else 'http'}://127.0.0.1:{PORT}").rstrip("/")
+if (_own_name := urlsplit(BASE_URL).hostname) and not {_own_name, f"[{_own_name}]"} & set(ALLOWED_HOSTS):
+    ALLOWED_HOSTS.append(f"[{_own_name}]" if ":" in _own_name else _own_name)  # what we call ourselves is no foreign name
 
 INSTALLED_APPS = [
     "unfold",
@@ -173,7 +176,7 @@ def database_from_url(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return {
-            "ENGINE": "django.db.backends.sqlite3",
+            "ENGINE": "nebulagrid.sqlite3",
             "NAME": unquote(parts.path[1:] if parts.path.startswith("//") else parts.path) or str(DATA_DIR / "nebula.sqlite3"),
             # Without these, two thirds of concurrent writes failed with "database is locked".
             "OPTIONS": {
@@ -279,6 +282,8 @@ ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 ACCOUNT_EMAIL_VERIFICATION = env("EMAIL_VERIFICATION", "none")
 ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
+# Tries from one address are counted by quotas/throttles.py. A limit per account stays, wide enough that a stranger can't lock people out.
+ACCOUNT_RATE_LIMITS = {"login_failed": "20/5m/key"}
 LOGIN_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
 EMAIL_BACKEND = env("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -12,6 +14,7 @@ from client.errors import NebulaError
 from client.i18n import _
 from client.output import gib, known, model_short, node_marks, overview, pairs, percent, safe, table, time_local
 from client.profile import secret_write
+from client.transport import is_loopback
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help=_("The node's name."))]
 
@@ -77,23 +80,43 @@ def node_add(
     profile: ProfileOption = None,
 ) -> None:
     session = session_open(is_json, profile)
+    facts = session.client.join_facts()
+    endpoint = session.client.endpoint
+    if is_loopback(urlsplit(endpoint).hostname or ""):
+        endpoint = facts["endpoint"].rstrip("/")  # what this machine calls itself is no use elsewhere
     created = session.client.node_enroll_token(name=name)
-    line = f"nebula-agent enroll --endpoint {session.client.endpoint} --token-file -"
+    line = _join_line(shlex.quote(endpoint), facts, created["name"] or name)
     if token_file:
         secret_write(Path(token_file).expanduser(), created["token"] + "\n")
     if session.is_json:
         shown = {k: v for k, v in created.items() if k != "token" or not token_file}
-        session.answer({**shown, "endpoint": session.client.endpoint, "token_file": token_file, "command": line}, "")
+        session.answer({**shown, "endpoint": endpoint, "token_file": token_file, "command": line}, "")
         return
     until = time_local(created["expires_at"])
     say(_("{name} may join once, until {when}.").format(name=safe(created["name"] or name), when=until))
+    if is_loopback(urlsplit(endpoint).hostname or ""):
+        say(_("Other machines don't reach {endpoint}; docs/install.md shows how to serve HTTPS to them.").format(endpoint=endpoint))
     if token_file:
-        say(_("The enrolment token is in {path}. On the machine, run:").format(path=safe(token_file)))
+        say(_("The enrolment token is in {path}. On the machine, run (in bash):").format(path=safe(token_file)))
         say(f"  {line} < {safe(token_file)}")
     else:
-        say(_("Enrolment token (shown this once): {token}").format(token=created["token"]))
-        say(_("On the machine, run this and paste the token:"))
-        say(f"  {line}")
+        say(_("On the machine, paste this into bash; it holds the token, which is shown this once:"))
+        # A here-string: the token is in no process list, and with a blank before it most shells keep no history of it.
+        say(f"  {line} <<<{created['token']}")
+
+
+def _join_line(endpoint: str, facts: Any, name: str) -> str:
+    """Fetch the installer to a file, hold it against its hash, run it. Its token comes on standard input."""
+    script = "nebula-install.sh"
+    unverified = facts["ca_sha256"] is not None  # its CA is not known there yet: the hashes stand for it
+    parts = [
+        f"curl -fsS{'k' if unverified else ''} {endpoint}/install.sh -o {script}",
+        f"echo '{facts['install_sha256']}  {script}' | sha256sum -c --quiet",
+        f"sudo bash {script} --controller-endpoint {endpoint} --name {name}"
+        + (f" --ca-sha256 {facts['ca_sha256']}" if unverified else "")
+        + " --token-file -",
+    ]
+    return " && ".join(parts)
 
 
 def node_drain(

@@ -352,10 +352,13 @@ def test_draining_and_resuming_a_node(nebula: Ctl, api: FakeApi, monkeypatch: py
 def test_adding_a_node_shows_the_line_to_run(nebula: Ctl, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nebula("node", "add", "node09").code == 3
     monkeypatch.setenv("NEBULA_TOKEN", api.staff_token)
-    line = f"nebula-agent enroll --endpoint {api.url} --token-file -"
+    line = (
+        f"curl -fsSk https://grid.lab:8443/install.sh -o nebula-install.sh && echo '{'a' * 64}  nebula-install.sh' | sha256sum -c --quiet"
+        f" && sudo bash nebula-install.sh --controller-endpoint https://grid.lab:8443 --name node09 --ca-sha256 {'c' * 64} --token-file -"
+    )
     out = nebula("node", "add", "node09").out
     assert out.count("nge_secret") == 1
-    assert f"  {line}\n" in out
+    assert f"  {line} <<<nge_secret\n" in out
     target = tmp_path / "token"
     out = nebula("node", "add", "node09", "--token-file", str(target)).out
     assert "nge_secret" not in out

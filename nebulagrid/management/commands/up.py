@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import secrets
@@ -34,6 +35,7 @@ from client.profile import Profile, profile_read, profile_save
 from nebulagrid.checks import is_loopback
 from nebulagrid.embedded import EmbeddedError, redis_argv, redis_program, socket_folder
 from nebulagrid.supervisor import ChildSpec, Plan, leftovers_wait, port_free
+from nebulagrid.tls import ca_find
 
 ADMIN_EMAIL = "admin@localhost"
 STEPS = 6
@@ -56,6 +58,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         os.umask(0o077)
+        logging.disable(logging.WARNING)  # Redis is not there yet, and it says so; errors still show
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         if options["web_port"] is not None:
             # The children and the settings they load must agree with us: say it the one way that all of them read.
@@ -134,6 +137,8 @@ class Command(BaseCommand):
             )
 
     def _database(self) -> None:
+        # Without the pool a database that is not there says so at once, not after 30 s.
+        connections["default"].settings_dict["OPTIONS"].pop("pool", None)
         try:
             call_command("migrate", interactive=False, verbosity=0)
         except DatabaseError as error:
@@ -168,8 +173,8 @@ class Command(BaseCommand):
             token = profile_read(path).get("token")
         if not token or token_authenticate(token) is None:
             _, token = token_create(user=admin, name=f"make run on {socket.gethostname()}")
-        ca_file = str(Path(settings.TLS_CERT).resolve()) if settings.TLS_CERT else None
-        profile_save(path, Profile(endpoint=settings.BASE_URL, token=token, ca_file=ca_file))
+        ca_file = ca_find(tls_ca=settings.TLS_CA, tls_cert=settings.TLS_CERT)
+        profile_save(path, Profile(endpoint=settings.BASE_URL, token=token, ca_file=str(ca_file) if ca_file else None))
         return path
 
     # --- the children ---------------------------------------------------------------------------------------------
@@ -268,8 +273,8 @@ class Command(BaseCommand):
         }
         if scenario is not None:
             values["scenario"] = str(scenario)
-        if settings.TLS_CERT:
-            values["ca_file"] = str(Path(settings.TLS_CERT).resolve())
+        if ca_file := ca_find(tls_ca=settings.TLS_CA, tls_cert=settings.TLS_CERT):
+            values["ca_file"] = str(ca_file)
         file_write_private(config, config_text(values))
 
     # --- the end --------------------------------------------------------------------------------------------------
