@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 
 import django
+from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")
 django.setup(set_prefix=False)  # loads the apps; what follows imports models
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 
+from jobs import ticker  # noqa: E402
 from jobs.selectors import job_is_visible  # noqa: E402
 from nebulagrid.handler import PooledHandler  # noqa: E402
 from nodes import consumers  # noqa: E402
@@ -24,3 +26,6 @@ from quotas.services import token_authenticate  # noqa: E402
 consumers.configure(user_for_token=token_authenticate, may_see_job=lambda user, job_id: job_is_visible(user=user, job_id=job_id))
 # The consumers check the origin themselves: a browser's must be ours, an agent and a client with a token have none.
 application = ProtocolTypeRouter({"http": PooledHandler(), "websocket": URLRouter(consumers.websocket_urlpatterns)})
+
+if not settings.TESTING:  # there a thread would meet databases that come and go
+    ticker.start()

@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
-from jobs.overview import overview
+from jobs import overview
 from nebulagrid import api, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
 from nodes.icons import icons_view
 from quotas.throttles import throttled_page
@@ -29,9 +29,13 @@ api_v1 = [
 ]
 
 urlpatterns = [
-    path("", overview, name="home"),
+    path("", overview.overview, name="home"),
+    path("overview/pieces/", overview.overview_pieces, name="overview-pieces"),
+    path("cells/", overview.pool_cells, name="pool-cells"),
+    path("cells/heat/", overview.pool_heat, name="pool-heat"),
     path("jobs/", include("jobs.page_urls")),
     path("nodes/", include("nodes.page_urls")),
+    path("nodes/", include("jobs.pool_urls")),
     path("icons.svg", icons_view, name="icons"),
     path("healthz", api.healthz, name="healthz"),
     path("api/v1/", include(api_v1)),

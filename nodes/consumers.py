@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,6 +42,14 @@ def _nobody(token: str) -> Any | None:
 
 def _nothing(user: Any, job_id: int) -> bool:
     return False
+
+
+_watchers: Counter[str] = Counter()
+
+
+def watchers(topic: str) -> int:
+    """How many connections of this process watch the topic."""
+    return _watchers[topic]
 
 
 _user_for_token: Callable[[str], Any | None] = _nobody
@@ -164,10 +173,14 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _add(self, topic: str) -> None:
         await self.channel_layer.group_add(group_of(topic), self.channel_name)
         self.topics.add(topic)
+        _watchers[topic] += 1
 
     async def _discard(self, topic: str) -> None:
         if topic in self.topics:
             self.topics.discard(topic)
+            _watchers[topic] -= 1
+            if not _watchers[topic]:
+                del _watchers[topic]
             await self.channel_layer.group_discard(group_of(topic), self.channel_name)
 
 

@@ -5,6 +5,10 @@ None is never 0: what is not known is ``n/a``.
 
 from __future__ import annotations
 
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 
 from django.utils import formats, timezone
@@ -114,3 +118,33 @@ def moment_title(at: datetime) -> str:
     """The exact time with its zone, for a tooltip."""
     local = timezone.localtime(at)
     return f"{local:%Y-%m-%d %H:%M:%S} {local:%Z}"
+
+
+# --- names of cards -----------------------------------------------------------------------------------------------
+
+_VENDOR_WORDS = re.compile(
+    r"\b(?:nvidia|geforce|intel|amd|radeon|instinct|tesla|quadro|huawei|simulated|graphics|gpu|\(r\)|\(tm\))\b|\((?:r|tm)\)", re.I
+)
+_NUMBERED = re.compile(r"\b(?:[A-Za-z]{1,3}\d{2,4}|\d{3,4})[A-Za-z]{0,2}\b")
+
+
+@functools.lru_cache(maxsize=1024)
+def model_name(model: str) -> str:
+    """``NVIDIA GeForce RTX 4060 Laptop GPU`` → ``RTX 4060 Laptop``."""
+    return " ".join(_VENDOR_WORDS.sub(" ", model).split()) or model
+
+
+@functools.lru_cache(maxsize=1024)
+def model_short(model: str) -> str:
+    """What fits into a cell: ``4060L``, ``A100``, ``A770``, ``910B``; at most six signs."""
+    name = model_name(model)
+    found = _NUMBERED.search(name)
+    text = found[0] if found else name.split()[0]
+    return f"{text[:5]}L" if "laptop" in name.lower() else text[:6]
+
+
+def models_text(models: Iterable[str], *, most: int = 3) -> str:
+    """``RTX 4090 ×2, RTX 4060 Laptop``; the rest is counted."""
+    counts = Counter(model_name(model) for model in models)
+    parts = [f"{name} ×{count}" if count > 1 else name for name, count in counts.items()]
+    return ", ".join(parts[:most] + ([f"+{len(parts) - most}"] if len(parts) > most else []))

@@ -1,7 +1,14 @@
-"""The pages below /nodes/."""
+"""What staff may do below /nodes/. The pages to look at are in jobs/pool_urls.py: they show jobs too."""
 
 from __future__ import annotations
 
-from django.urls import URLPattern
+from django.urls import path
 
-urlpatterns: list[URLPattern] = []
+from nodes import views
+
+urlpatterns = [
+    path("add/new/", views.node_add, name="node-add"),
+    path("<slug:name>/drain/", views.node_drain, name="node-drain"),
+    path("<slug:name>/resume/", views.node_resume, name="node-resume"),
+    path("<slug:name>/commands/", views.node_commands, name="node-commands"),
+]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.translation import gettext_lazy as _l
-from django.utils.translation import pgettext_lazy as _p
+from django.utils.translation import gettext_lazy, pgettext_lazy
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,50 +22,50 @@ class Look:
 
 
 JOB = {
-    "WAITING": Look("", "hourglass", _p("job", "Waiting"), True),
-    "HELD": Look("warn", "pause", _p("job", "Held"), True),
-    "STARTING": Look("info", "loader", _p("job", "Starting")),
-    "RUNNING": Look("info", "play", _p("job", "Running")),
-    "STOPPING": Look("warn", "stop", _p("job", "Stopping")),
-    "SUCCEEDED": Look("ok", "okc", _p("job", "Succeeded")),
-    "FAILED": Look("bad", "badc", _p("job", "Failed")),
-    "CANCELLED": Look("", "ban", _p("job", "Cancelled")),
-    "REQUEUED": Look("warn", "rotate", _p("job", "Requeued"), True),
+    "WAITING": Look("", "hourglass", pgettext_lazy("job", "Waiting"), True),
+    "HELD": Look("warn", "pause", pgettext_lazy("job", "Held"), True),
+    "STARTING": Look("info", "loader", pgettext_lazy("job", "Starting")),
+    "RUNNING": Look("info", "play", pgettext_lazy("job", "Running")),
+    "STOPPING": Look("warn", "stop", pgettext_lazy("job", "Stopping")),
+    "SUCCEEDED": Look("ok", "okc", pgettext_lazy("job", "Succeeded")),
+    "FAILED": Look("bad", "badc", pgettext_lazy("job", "Failed")),
+    "CANCELLED": Look("", "ban", pgettext_lazy("job", "Cancelled")),
+    "REQUEUED": Look("warn", "rotate", pgettext_lazy("job", "Requeued"), True),
 }
 GPU = {
-    "HEALTHY": Look("ok", "check", _p("GPU", "Healthy")),
-    "SUSPECT": Look("warn", "warn", _p("GPU", "Suspect")),
-    "ISOLATED": Look("bad", "octagon", _p("GPU", "Isolated")),
-    "MAINTENANCE": Look("", "wrench", _p("GPU", "Maintenance")),
-    "MISSING": Look("bad", "help", _p("GPU", "Missing"), True),
+    "HEALTHY": Look("ok", "check", pgettext_lazy("GPU", "Healthy")),
+    "SUSPECT": Look("warn", "warn", pgettext_lazy("GPU", "Suspect")),
+    "ISOLATED": Look("bad", "octagon", pgettext_lazy("GPU", "Isolated")),
+    "MAINTENANCE": Look("", "wrench", pgettext_lazy("GPU", "Maintenance")),
+    "MISSING": Look("bad", "help", pgettext_lazy("GPU", "Missing"), True),
 }
 NODE = {
-    "ENROLLING": Look("info", "plus", _p("node", "Enrolling"), True),
-    "RECOVERING": Look("info", "rotate", _p("node", "Recovering")),
-    "READY": Look("ok", "check", _p("node", "Ready")),
-    "UNKNOWN": Look("warn", "help", _p("node", "Unknown"), True),
-    "DOWN": Look("bad", "power", _p("node", "Down")),
-    "RETIRED": Look("", "archive", _p("node", "Retired")),
-    "CORDONED": Look("warn", "barrier", _p("node", "Cordoned")),
+    "ENROLLING": Look("info", "plus", pgettext_lazy("node", "Enrolling"), True),
+    "RECOVERING": Look("info", "rotate", pgettext_lazy("node", "Recovering")),
+    "READY": Look("ok", "check", pgettext_lazy("node", "Ready")),
+    "UNKNOWN": Look("warn", "help", pgettext_lazy("node", "Unknown"), True),
+    "DOWN": Look("bad", "power", pgettext_lazy("node", "Down")),
+    "RETIRED": Look("", "archive", pgettext_lazy("node", "Retired")),
+    "CORDONED": Look("warn", "barrier", pgettext_lazy("node", "Cordoned")),
 }
 SLICE = {
-    "HELD": Look("me", "lock", _p("slice", "Held"), True),
-    "ACTIVE": Look("info", "play", _p("slice", "Active")),
-    "RELEASING": Look("", "loader", _p("slice", "Releasing"), True),
-    "RELEASED": Look("", "okc", _p("slice", "Released")),
-    "QUARANTINED": Look("bad", "lock", _p("slice", "Quarantined")),
+    "HELD": Look("me", "lock", pgettext_lazy("slice", "Held"), True),
+    "ACTIVE": Look("info", "play", pgettext_lazy("slice", "Active")),
+    "RELEASING": Look("", "loader", pgettext_lazy("slice", "Releasing"), True),
+    "RELEASED": Look("", "okc", pgettext_lazy("slice", "Released")),
+    "QUARANTINED": Look("bad", "lock", pgettext_lazy("slice", "Quarantined")),
 }
 COMMAND = {
-    "QUEUED": Look("info", "loader", _p("command", "Asked"), True),
-    "DONE": Look("ok", "okc", _p("command", "Answered")),
-    "FAILED": Look("bad", "badc", _p("command", "Failed")),
-    "EXPIRED": Look("warn", "clock", _p("command", "No answer")),
+    "QUEUED": Look("info", "loader", pgettext_lazy("command", "Asked"), True),
+    "DONE": Look("ok", "okc", pgettext_lazy("command", "Answered")),
+    "FAILED": Look("bad", "badc", pgettext_lazy("command", "Failed")),
+    "EXPIRED": Look("warn", "clock", pgettext_lazy("command", "No answer")),
 }
 MARK = {
-    "GHOST": Look("warn", "ghost", _l("Ghost use")),
-    "SIMULATED": Look("sim", "flask", _l("Simulated"), True),
-    "STALE": Look("warn", "clock", _l("Stale"), True),
-    "HOT": Look("warn", "flame", _l("Hot")),
+    "GHOST": Look("warn", "ghost", gettext_lazy("Ghost use")),
+    "SIMULATED": Look("sim", "flask", gettext_lazy("Simulated"), True),
+    "STALE": Look("warn", "clock", gettext_lazy("Stale"), True),
+    "HOT": Look("warn", "flame", gettext_lazy("Hot")),
 }
 TABLES = {"job": JOB, "gpu": GPU, "node": NODE, "slice": SLICE, "command": COMMAND, "mark": MARK}
 

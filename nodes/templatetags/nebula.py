@@ -20,6 +20,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from nodes import formats, icons, states
+from nodes.event_words import state_reason_text
 
 log = logging.getLogger(__name__)
 register = template.Library()
@@ -35,6 +36,7 @@ for _function in (
     formats.number,
 ):
     register.filter(_function.__name__, _function)
+register.filter("state_reason", state_reason_text)
 register.simple_tag(formats.gib_of)
 DAY_S = 86_400
 

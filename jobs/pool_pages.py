@@ -1,0 +1,226 @@
+"""Nodes and cards to look at: the list, a node, a card. Who is signed in may look; what staff may do is in nodes/views.py."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, cast
+
+from django.contrib.auth.decorators import login_required
+from django.core.paginator import Paginator
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from jobs import cells, heat
+from jobs.lifecycle import SliceState
+from jobs.models import Job, Slice
+from nodes.event_words import event_kind_text, event_look, link_text
+from nodes.formats import model_name, models_text
+from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
+from nodes.serializers import uuid_short
+from nodes.wording import advice_text
+from quotas.models import User
+
+PAGE = 50
+EVENTS_SHOWN = 12
+COMMANDS_SHOWN = 5
+RECENT_JOBS = 20
+
+
+@require_safe
+@login_required
+def node_list(request: HttpRequest) -> HttpResponse:
+    """All nodes that have not left the pool. ``?q=`` looks in names and models."""
+    picture = cells.picture_latest()
+    text = request.GET.get("q", "").strip()[:80]
+    query = Node.objects.exclude(state=NodeState.RETIRED).order_by("name")
+    if text:
+        query = query.filter(Q(name__icontains=text) | Q(hostname__icontains=text) | Q(gpus__model__icontains=text)).distinct()
+    page = Paginator(query, PAGE).get_page(request.GET.get("page"))
+    by_id = {node.pk: (at, node) for at, node in enumerate(picture.nodes)}
+    rows = [_node_row(node, by_id.get(node.pk), picture.frame) for node in page.object_list]
+    context = {"rows": rows, "page": page, "text": text, **_live_context(request, picture)}
+    # A piece is fetched at the page's own address: query and page stay what they are.
+    return render(request, "nodes/_list.html" if _is_piece(request) else "nodes/list.html", context)
+
+
+def _node_row(node: Node, found: tuple[int, cells.NodeRow] | None, frame: Any) -> dict[str, Any]:
+    cards = found[1].cards if found else ()
+    told = [frame["u"][card.at] for card in cards if frame["u"][card.at] is not None]
+    total = sum(card.total_mib or 0 for card in cards)
+    free = sum(frame["r"][card.at] or 0 for card in cards)
+    return {
+        "node": node,
+        "cards": cards,
+        "models": [card.model for card in cards],
+        "what": models_text([card.model for card in cards]),
+        "held_pct": round(100 - 100 * free / total) if total else 0,
+        "load": round(sum(told) / len(told)) if told else None,
+        "free_mib": free,
+        "total_mib": total,
+        "seen_s": _silent_s(found, frame),
+    }
+
+
+def _silent_s(found: tuple[int, cells.NodeRow] | None, frame: Any) -> float | None:
+    at = frame["z"][found[0]] if found else None
+    return None if at is None else max(0.0, time.time() - at)
+
+
+def _is_piece(request: HttpRequest) -> bool:
+    return bool(getattr(request, "htmx", False))
+
+
+def _live_context(request: HttpRequest, picture: cells.Picture) -> dict[str, Any]:
+    """What a piece with live figures needs on its element (static/js/cells.js)."""
+    return {"layout": picture.version, "me": cells.owner_sign(request.user.pk or 0), "words_json": heat.words_json()}
+
+
+@require_safe
+@login_required
+def node_detail(request: HttpRequest, name: str) -> HttpResponse:
+    """Its cards with who is on them, facts, advice, events; for staff the last commands. htmx gets the live part alone."""
+    node = get_object_or_404(Node.objects.select_related("cordoned_by"), name=name)
+    picture = cells.picture_latest()
+    gpus = list(node.gpus.order_by("index", "pk"))
+    user = cast(User, request.user)
+    rows = cards_rows(gpus, picture, user=user, node=node)
+    context = {
+        "node": node,
+        "rows": rows,
+        "counts": _use_counts(rows),
+        "power_w": _sum_told(row["power"] for row in rows),
+        "load": _mean_told(row["use"] for row in rows),
+        "silent_s": _silent_s(next(((at, n) for at, n in enumerate(picture.nodes) if n.pk == node.pk), None), picture.frame),
+        "what": models_text([gpu.model for gpu in gpus]),
+        **_live_context(request, picture),
+    }
+    if _is_piece(request):
+        return render(request, "nodes/_live.html", context)
+    commands = commands_latest(node) if user.is_staff else []
+    events = HealthEvent.objects.filter(node=node).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
+    context |= {
+        "advice": [advice_text(str(code)) for code in node.advice],
+        "links": _links(GpuLink.objects.filter(a__node=node)),
+        "events": [_event_row(event) for event in events],
+        "commands": commands,
+        "pending": any(command.state == AgentCommand.State.QUEUED for command in commands),
+    }
+    return render(request, "nodes/detail.html", context)
+
+
+@require_safe
+@login_required
+def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
+    """One card. Two cards of a node may have had one index in turn; the one that is there counts."""
+    candidates = list(Gpu.objects.select_related("node").filter(node__name=name, index=index).order_by("-pk"))
+    gpu = next((found for found in candidates if found.state != "MISSING"), candidates[0] if candidates else None)
+    if gpu is None:
+        raise Http404
+    picture = cells.picture_latest()
+    user = cast(User, request.user)
+    row = cards_rows([gpu], picture, user=user, node=gpu.node)[0]
+    context = {"node": gpu.node, "gpu": gpu, "row": row, "short": uuid_short(gpu.uuid), **_live_context(request, picture)}
+    if _is_piece(request):
+        return render(request, "nodes/_gpu_live.html", context)
+    recent = Slice.objects.filter(gpu=gpu).select_related("rank__attempt__job__owner").order_by("-pk")[:RECENT_JOBS]
+    events = HealthEvent.objects.filter(gpu=gpu).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
+    context |= {
+        "recent": [_slice_row(part, user) for part in recent],
+        "links": _links(GpuLink.objects.filter(Q(a=gpu) | Q(b=gpu)), seen_from=gpu),
+        "events": [_event_row(event) for event in events],
+    }
+    return render(request, "nodes/gpu.html", context)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User, node: Node) -> list[dict[str, Any]]:
+    """The cards of one node with their slices. One query; a slice of someone else shows no name (staff see all)."""
+    parts: dict[int, list[Slice]] = defaultdict(list)
+    live = Slice.objects.exclude(state=SliceState.RELEASED).filter(gpu__in=gpus)
+    for part in live.select_related("rank__attempt__job__owner").order_by("pk"):
+        parts[part.gpu_id].append(part)
+    places = {card.pk: card for card in picture.cards}
+    rows = []
+    for gpu in gpus:
+        card = places.get(gpu.pk)
+        at = card.at if card else None
+        frame = picture.frame
+        figures = {name: None if at is None else frame[key][at] for name, key in
+                   (("memory", "m"), ("use", "u"), ("temp", "t"), ("power", "w"), ("free_mib", "r"))}  # fmt: skip
+        marks = frame["k"][at] if at is not None else "T"
+        ghost = [p for p in heat.strip_parts(frame["s"][at], "") if p.kind == "ghost"] if at is not None else []
+        rows.append(
+            {
+                "gpu": gpu,
+                "model": model_name(gpu.model),
+                "at": at,
+                "short": uuid_short(gpu.uuid),
+                "marks": [cells.MARKS[letter] for letter in marks if letter in "THG"],
+                "is_stale": "T" in marks,
+                "slices": [_slice_row(part, user, total=gpu.total_mib) for part in parts[gpu.pk]],
+                "ghost_pct": ghost[0].permille / 10 if ghost else None,
+                "free_pct": 100 * figures["free_mib"] / gpu.total_mib if gpu.total_mib and figures["free_mib"] else 0,
+                "is_in_service": gpu.state == "HEALTHY" and node.takes_work,
+                **figures,
+            }
+        )
+    return rows
+
+
+def _slice_row(part: Slice, user: User, *, total: int | None = None) -> dict[str, Any]:
+    job: Job = part.rank.attempt.job
+    is_mine = job.owner_id == user.pk
+    is_visible = is_mine or user.is_staff
+    return {
+        "slice": part,
+        "job": job,
+        "kind": "quar" if part.state == SliceState.QUARANTINED else "mine" if is_mine else "",
+        "is_visible": is_visible,
+        "name": job.name if is_visible else f"#{job.pk}",
+        "owner": job.owner.email if is_visible else _("someone else"),
+        "pct": min(100, 100 * part.mib / total) if total else 0,
+    }
+
+
+def _use_counts(rows: list[dict[str, Any]]) -> dict[str, int]:
+    busy = sum(bool(row["slices"]) for row in rows)
+    out = sum(not row["slices"] and not row["is_in_service"] for row in rows)
+    return {"busy": busy, "idle": len(rows) - busy - out, "out": out}
+
+
+def _sum_told(values: Iterable[int | None]) -> int | None:
+    told = [value for value in values if value is not None]
+    return sum(told) if told else None
+
+
+def _mean_told(values: Iterable[int | None]) -> int | None:
+    told = [value for value in values if value is not None]
+    return round(sum(told) / len(told)) if told else None
+
+
+def _links(query: Any, *, seen_from: Gpu | None = None) -> list[dict[str, Any]]:
+    """Pairs of cards by nearness, the nearest first; for a card, the others as it sees them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for a, b, kind in query.order_by("a__index", "b__index").values_list("a__index", "b__index", "kind"):
+        other = b if seen_from is not None and a == seen_from.index else a
+        found[kind].append(f"gpu{other}" if seen_from is not None else f"gpu{a}–gpu{b}")
+    order = ("nvlink", "pcie_switch", "pcie_host", "numa", "system")
+    kinds = sorted(found, key=lambda kind: order.index(kind) if kind in order else len(order))
+    return [{"kind": kind, "text": link_text(kind), "pairs": found[kind]} for kind in kinds]
+
+
+def _event_row(event: HealthEvent) -> dict[str, Any]:
+    tone, icon = event_look(event.kind)
+    text = event_kind_text(event.kind, event.data)
+    return {"event": event, "text": text, "tone": tone, "icon": icon, "place": f"gpu{event.gpu.index}" if event.gpu else ""}
+
+
+def commands_latest(node: Node) -> list[AgentCommand]:
+    return list(AgentCommand.objects.filter(node=node).select_related("created_by").order_by("-pk")[:COMMANDS_SHOWN])

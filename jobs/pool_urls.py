@@ -1,0 +1,13 @@
+"""Nodes and cards to look at, below /nodes/; what staff may do there is in nodes/page_urls.py, which comes first."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from jobs import pool_pages
+
+urlpatterns = [
+    path("", pool_pages.node_list, name="node-list"),
+    path("<slug:name>/", pool_pages.node_detail, name="node-detail"),
+    path("<slug:name>/gpu<int:index>/", pool_pages.gpu_detail, name="gpu-detail"),
+]

@@ -1,0 +1,64 @@
+"""What an agent reported of a card, and how near two cards are, in words. An unknown code is shown as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+EVENTS = {
+    "missing": gettext_lazy("The card is no longer seen."),
+    "appeared": gettext_lazy("The card is seen again."),
+    "unresponsive": gettext_lazy("The GPU driver did not answer in time."),
+    "responsive": gettext_lazy("The GPU driver answers again."),
+    "card_unreadable": gettext_lazy("The card can't be read."),
+    "backend_error": gettext_lazy("The hardware layer failed."),
+    "throttle": gettext_lazy("The card slows itself down."),
+    "lost": gettext_lazy("The card has fallen off the bus."),
+}
+#: Of an event: tone and icon.
+LOOKS = {
+    "missing": ("bad", "help"),
+    "lost": ("bad", "octagon"),
+    "xid": ("warn", "warn"),
+    "appeared": ("ok", "check"),
+    "responsive": ("ok", "check"),
+    "throttle": ("warn", "flame"),
+}
+LINKS = {
+    "nvlink": gettext_lazy("NVLink"),
+    "pcie_switch": gettext_lazy("one PCIe switch"),
+    "pcie_host": gettext_lazy("one PCIe host bridge"),
+    "numa": gettext_lazy("one CPU socket"),
+    "system": gettext_lazy("across CPU sockets"),
+}
+
+
+def event_kind_text(kind: str, data: Mapping[str, Any]) -> str:
+    if kind == "xid" and data.get("xid") is not None:
+        return _("The driver reported XID %(xid)s.") % {"xid": data["xid"]}
+    text = EVENTS.get(kind)
+    return str(text) if text is not None else kind
+
+
+def event_look(kind: str) -> tuple[str, str]:
+    """(tone, icon)"""
+    return LOOKS.get(kind, ("warn", "warn"))
+
+
+def link_text(kind: str) -> str:
+    text = LINKS.get(kind)
+    return str(text) if text is not None else kind
+
+
+#: Why a card is in its state: codes that this room writes; an admin's own words stay as they are.
+STATE_REASONS = {
+    "not_seen": gettext_lazy("The agent no longer sees it."),
+}
+
+
+def state_reason_text(reason: str) -> str:
+    text = STATE_REASONS.get(reason)
+    return str(text) if text is not None else reason
