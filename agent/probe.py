@@ -137,6 +137,7 @@ class ChildProbe:
         self._argv = list(argv or [sys.executable, "-P", "-m", "agent.probe"])
         self._deadline_s, self._kill_after_s = deadline_s, kill_after_s
         self._child: subprocess.Popen[bytes] | None = None
+        self._leaving: list[subprocess.Popen[bytes]] = []  # closed their pipe, not reaped yet
         self._epoll = select.epoll()  # outlives the children, whose pipes come and go
         self._buffer = b""
         self._asked_at: float | None = None  # since when nothing was answered
@@ -157,8 +158,9 @@ class ChildProbe:
         return self._child.pid if self._child is not None else None
 
     def _spawn(self) -> bool:
-        if time.monotonic() < self._restart_at:
-            return False
+        self._leaving = [c for c in self._leaving if c.poll() is None]
+        if self._leaving or time.monotonic() < self._restart_at:
+            return False  # never two children at once
         package_root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))}
         try:
@@ -184,6 +186,8 @@ class ChildProbe:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
+            if child.poll() is None and child not in self._leaving:
+                self._leaving.append(child)
 
     def request(self, *, processes: bool) -> None:
         self._want_processes |= processes
@@ -224,7 +228,6 @@ class ChildProbe:
             except OSError:
                 data = b""
             if not data:
-                child.poll()
                 self._gone()
                 break
             self._buffer += data
@@ -246,12 +249,13 @@ class ChildProbe:
         return
 
     def close(self) -> None:
-        child = self._child
-        if child is not None:
+        if self._child is not None:
+            self._leaving.append(self._child)
+            self._gone()
+        for child in self._leaving:
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=2.0)
-            self._gone()
         self._epoll.close()
 
 

@@ -100,8 +100,9 @@ def test_a_hang_of_ten_minutes_blocks_nothing_and_ends_when_the_driver_comes_bac
     machine: Machine, make: Callable[..., ChildProbe]
 ) -> None:
     machine.card()
-    reader = Reader(make(deadline_s=0.2, kill_after_s=1.0))
+    reader = Reader(make(deadline_s=0.2))
     reader.sample()
+    reader.probe._kill_after_s = 1.0
     stuck = reader.probe.child_pid
     machine.say("hang nvmlDeviceGetUtilizationRates 600000")
     slowest = 0.0
@@ -118,6 +119,8 @@ def test_a_hang_of_ten_minutes_blocks_nothing_and_ends_when_the_driver_comes_bac
     assert reader.probe.child_pid == stuck  # no second child beside the one that hangs
     assert len(reader.samples) == 1
     machine.unsay("hang")
+    wait_until(lambda: reader.probe.request(processes=False) or reader.poll() or reader.probe.child_pid != stuck, "the kill")
+    reader.probe._kill_after_s = 60.0  # a new interpreter may be slow to start
     assert reader.sample().status[0].util_pct == 37
     assert not reader.probe.unresponsive
     assert reader.probe.child_pid != stuck
@@ -130,8 +133,9 @@ def test_a_child_that_cannot_be_killed_is_left_alone(
 ) -> None:
     """A process stuck in the driver survives SIGKILL: a stopped child whose kill does nothing stands for it."""
     machine.card()
-    reader = Reader(make(deadline_s=0.05, kill_after_s=0.1))
+    reader = Reader(make(deadline_s=0.05))
     reader.sample()
+    reader.probe._kill_after_s = 0.1
     child = reader.probe.child_pid or 0
     os.kill(child, signal.SIGSTOP)
     kills: list[int] = []

@@ -149,7 +149,7 @@ def test_what_it_prints_arrives_while_it_runs(machine: Machine, plane: FakeContr
     plane.run("1.1.0", "/bin/sh", "-c", "echo one; read line < $FIFO; echo two", env={"FIFO": str(machine.folder / "fifo")})
     os.mkfifo(machine.folder / "fifo")
     machine.printed("1.1.0", b"one\n")
-    assert plane.observed["1.1.0"].state == "RUNNING"
+    plane.wait_state("1.1.0", "RUNNING")
     (machine.folder / "fifo").write_text("go\n")
     plane.wait_state("1.1.0", "EXITED")
     assert machine.output("1.1.0") == b"one\ntwo\n"
