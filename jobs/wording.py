@@ -235,6 +235,15 @@ def _invalid_request(p: Params) -> str:
     return _("%(field)s is %(value)s; the least is %(least)s.") % {key: p.get(key) for key in ("field", "value", "least")}
 
 
+def _requeued(p: Params) -> str:
+    text = _("Back in the queue; the next pass looks for a place.")
+    if p.get("reason"):
+        text += " " + _("The last time: %(how)s") % {
+            "how": end_reason_text(str(p["reason"]), {k: v for k, v in p.items() if k != "reason"})
+        }
+    return text
+
+
 #: code of jobs.scheduler.reasons (and of the waits that services set) -> sentence.
 REASONS: dict[str, Sentence] = {
     "gpu_memory": _gpu_memory,
@@ -279,7 +288,7 @@ REASONS: dict[str, Sentence] = {
     "grant_gone": lambda p: _("The place found on %(node)s was taken meanwhile; the next pass looks again.") % {"node": p["node"]},
     # set by services, not by the core
     "submitted": lambda p: _("Just submitted; the next pass looks for a place."),
-    "requeued": lambda p: _("Back in the queue; the next pass looks for a place."),
+    "requeued": _requeued,
     "not_checked": lambda p: _("The next pass looks for a place."),
     "released": lambda p: _("Just released; the next pass looks for a place."),
     "starting": lambda p: _("A place was found; the node is starting it."),

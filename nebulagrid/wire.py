@@ -81,9 +81,9 @@ class AlwaysJSON(BaseContentNegotiation):
     """The API speaks JSON whatever Accept says: a browser that opens a link sees the answer, not a 406."""
 
     def select_parser(self, request: Request, parsers: Any) -> Any:
-        # A body without a content type (curl -d with none, an empty POST) is taken as JSON; another type is a 415.
+        # `curl -d '{…}'` calls its body a form: it is read as JSON, like a body without a type. Another type is a 415.
         kind = (request.content_type or "").split(";")[0].strip().lower()
-        if not kind or kind == "application/json":
+        if kind in {"", "application/json", "application/x-www-form-urlencoded"}:
             return parsers[0]
         return next((parser for parser in parsers if parser.media_type == kind), None)
 

@@ -191,6 +191,9 @@ def test_another_content_type_is_a_415_and_none_is_json(api: Api) -> None:
     answer = api.client.post("/api/v1/jobs/submit", body, content_type="text/csv")
     assert (answer.status_code, is_error(answer.json())) == (415, True)
     assert api.client.post("/api/v1/jobs/submit", body, content_type="").status_code == 201
+    assert api.client.post("/api/v1/jobs/submit", body, content_type="application/x-www-form-urlencoded").status_code == 201  # curl -d
+    answer = api.client.post("/api/v1/jobs/submit", b"argv=true", content_type="application/x-www-form-urlencoded")
+    assert (answer.status_code, answer.json()["code"]) == (400, "not_json")
     assert api.client.post("/api/v1/jobs/submit", body, content_type="application/json; charset=latin-1").status_code == 201
 
 

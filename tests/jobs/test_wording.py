@@ -66,6 +66,11 @@ def test_the_example_sentence() -> None:
     assert wording.reason_text("gpu_memory", params) == "Needs 40.0 GiB on one GPU; the largest free slice is 24.0 GiB (node03)."
 
 
+def test_a_requeued_job_says_what_happened_to_it() -> None:
+    text = wording.reason_text("requeued", {"reason": "node_rebooted", "node": "node03", "rank": 0})
+    assert text == "Back in the queue; the next pass looks for a place. The last time: The node was rebooted while it ran. Node: node03."
+
+
 def test_users_text_in_params_is_never_a_template() -> None:
     text = wording.reason_text("held", {"by": "%(why)s", "why": "%s %d 100%"})
     assert text == "Held by %(why)s: %s %d 100%"
