@@ -142,14 +142,6 @@ def forecast(request: JobRequest, *, owner: User, now: datetime) -> Forecast:
     )
 
 
-def starts_count(request: Request, *, owner: User, now: datetime, most: int = 40) -> int:
-    """How many such jobs would start this second, at most ``most``."""
-    view = snapshot.build(now)
-    jobs = [Job(id=-1 - number, request=request, submitted=now.timestamp(), user=owner.pk) for number in range(most)]
-    decided = plan(replace(view, jobs=[*view.jobs, *jobs]), snapshot.policy_current())
-    return sum(placed.job < 0 for placed in decided.placements)
-
-
 def tries_of(view: Snapshot, job: Job, policy: Policy) -> tuple[Try, ...]:
     """Smaller requests that would start now, the nearest to what is asked first; at most three."""
     found: list[Try] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -11,15 +12,14 @@ from urllib.parse import urlencode
 
 from django.db.models import Count, F, Prefetch, Q, QuerySet
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from jobs import logs, snapshot
+from jobs.asks import ask_text
 from jobs.forecast import TRIES_QUEUE_MAX, Try, tries_of
 from jobs.forms import env_is_secret
 from jobs.lifecycle import FINAL, LIVE, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
 from jobs.scheduler import fits
-from jobs.scheduler import types as core
 from jobs.selectors import jobs_visible_to, wait_ahead
 from jobs.timeline import timeline
 from jobs.wording import end_text, event_text, reason_text
@@ -115,19 +115,6 @@ def jobs_with_places(jobs: QuerySet[Job]) -> QuerySet[Job]:
     return jobs.select_related("owner", "project").prefetch_related(Prefetch("attempts", attempts, to_attr="current"))
 
 
-def asks_text(job: Job) -> str:
-    """``4 × 24 GiB, 2 nodes``; what the job asks for."""
-    if not job.gpu_count:
-        text = _("no GPU")
-    elif job.gpu_mem_mib is None:
-        text = ngettext("%(count)d whole card", "%(count)d whole cards", job.gpu_count) % {"count": job.gpu_count}
-    else:
-        text = f"{job.gpu_count} × {formats.gib(job.gpu_mem_mib)}"
-    if job.nodes > 1:
-        text += ", " + ngettext("%(nodes)d node", "%(nodes)d nodes", job.nodes) % {"nodes": job.nodes}
-    return text
-
-
 def rank_cards(rank: Rank) -> list[Any]:
     return [part.gpu for part in rank.slices.all()]
 
@@ -159,7 +146,7 @@ def row_data(job: Job) -> dict[str, Any]:
     return {
         "job": job,
         "state": state_of(job),
-        "asks": asks_text(job),
+        "asks": ask_text(job),
         "text": text,
         "is_final": job.is_final,
         "can_cancel": not job.is_final and not job.want_cancel,
@@ -204,20 +191,22 @@ def job_page(job: Job, *, now: datetime) -> dict[str, Any]:
     current = attempts[-1] if attempts else None
     ranks = list(current.ranks.all()) if current is not None else []
     places = {attempt.epoch: place_of(list(attempt.ranks.all())) for attempt in attempts}
+    queued = waits(job, events, now=now)
     can_move = not job.is_final and not job.want_cancel
     return {
         "job": job,
         "state": state_of(job),
-        "asks": asks_text(job),
+        "asks": ask_text(job),
+        "command": shlex.join(job.argv)[:2000],
         "attempt": current,
         "attempts": attempts,
         "ranks": ranks,
-        "facts": facts(job, current, ranks, now=now),
+        "facts": facts(job, current, ranks) | {"waited_s": sum(wait["seconds"] for wait in queued)},
         "line": timeline(job, events, now=now, places=places),
         "events": [event_data(event) for event in reversed(events[-EVENTS_ASIDE:])],
         "events_count": len(events),
         "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
-        "waits": waits(job, events, now=now),
+        "waits": queued,
         "end": end_text(job) if job.is_final else "",
         "can_cancel": can_move,
         "can_hold": job.state == JobState.WAITING and not job.held and can_move,
@@ -226,7 +215,7 @@ def job_page(job: Job, *, now: datetime) -> dict[str, Any]:
     }
 
 
-def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank], *, now: datetime) -> dict[str, Any]:
+def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank]) -> dict[str, Any]:
     """Where and how long. Sizes in MiB; what is not known yet is None."""
     parts = [part for rank in ranks for part in rank.slices.all()]
     run_from = attempt.started_at or job.started_at if attempt is not None else None
@@ -246,7 +235,6 @@ def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank], *, now: date
         "run_from": run_from,
         "run_to": run_to,
         "limit_at": limit_at,
-        "waited_s": ((attempt.created_at if attempt is not None else job.ended_at or now) - job.submitted_at).total_seconds(),
         "exit_signal": signal,
         "checkpoint_seen": any(rank.checkpoint_seen for rank in ranks),
     }
@@ -315,26 +303,13 @@ def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
     for node in sorted(view.nodes, key=lambda node: node.name)[:NODES_MOST]:
         reason = fits(request, node, view.slices, policy)
         text = reason_text(reason.code, reason.params) if reason else _("Has room now; jobs ahead come first.")
-        whys.append(NodeWhy(name=node.name, models=models_text(node), text=text, fits=reason is None))
+        models = formats.models_text(gpu.model for gpu in node.gpus) or _("no GPU")
+        whys.append(NodeWhy(name=node.name, models=models, text=text, fits=reason is None))
     tries: tuple[Try, ...] = ()
     queued = next((item for item in view.jobs if item.id == job.pk), None)
     if queued is not None and queued.hold is None and len(view.jobs) <= TRIES_QUEUE_MAX:
         tries = tries_of(view, replace(queued, submitted=now.timestamp()), policy)
     return data | {"nodes": whys, "tries": tries, "queue": len(view.jobs)}
-
-
-def models_text(node: core.Node) -> str:
-    """``RTX 4090 ×2, A100``: what cards a node has."""
-    counts: dict[str, int] = {}
-    for gpu in node.gpus:
-        name = model_short(gpu.model)
-        counts[name] = counts.get(name, 0) + 1
-    return ", ".join(f"{name} ×{count}" if count > 1 else name for name, count in counts.items()) or _("no GPU")
-
-
-def model_short(model: str) -> str:
-    """Without the maker's words that are the same on every card."""
-    return re.sub(r"^(NVIDIA|AMD|Intel\(R\)|Intel|Huawei)\s+(GeForce\s+|Radeon\s+)?", "", model).strip() or model
 
 
 # --- the other tabs -----------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ from jobs.errors import IdempotencyConflict
 from jobs.forecast import Forecast, forecast
 from jobs.forms import JobForm, body_sha256, command_line, initial_from
 from jobs.models import Job
-from jobs.page_data import jobs_with_places, model_short
+from jobs.page_data import jobs_with_places
 from jobs.selectors import jobs_visible_to
 from jobs.views import job_get, reader
+from nodes import formats
 from nodes.models import Gpu, NodeState
 from quotas.errors import DomainError
 from quotas.models import User
@@ -34,11 +35,13 @@ from quotas.throttles import throttle_allow
 
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 #: Quick choices of memory: those of these that the pool's largest card has, GiB.
-SIZES = (4, 8, 12, 16, 24, 40, 48, 80, 96)
+SIZES = (4, 8, 12, 16, 24, 40, 80)
 #: Fields that a link may set: /jobs/new/?gpu_mem=24
 LINKED = ("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project")
 #: What is folded away under "More"; it is open where one of these has an error, or OPEN_FOR a value.
 MORE_FIELDS = ("env", "on_node_loss", "grace_s", "arch", "vendor", "priority", "hold")
+#: Choices that can't be wrong: they have no place for a message.
+SILENT_FIELDS = ("kind", "mem_unit", "requeue", "hold")
 OPEN_FOR = ("env", "arch", "vendor", "hold")
 
 
@@ -54,7 +57,7 @@ def _choices(user: User) -> dict[str, Any]:
     sizes: set[int] = set()
     cards = Gpu.objects.exclude(state="MISSING").exclude(node__state=NodeState.RETIRED).order_by("model")
     for model, nominal, total, is_simulated in cards.values_list("model", "nominal_mib", "total_mib", "is_simulated"):
-        found = models.setdefault(model, {"model": model, "short": model_short(model), "count": 0, "simulated": is_simulated})
+        found = models.setdefault(model, {"model": model, "short": formats.model_name(model), "count": 0, "simulated": is_simulated})
         found["count"] += 1
         sizes.add((nominal or total or 0) // 1024)
     most = max(sizes, default=0)
@@ -72,7 +75,10 @@ def _choices(user: User) -> dict[str, Any]:
 def _verdict(form: JobForm, user: User) -> dict[str, Any]:
     """For ``_verdict.html``: the forecast, or None while the request can't be read; and the shell's line."""
     found: Forecast | None = forecast(form.place_request, owner=user, now=timezone.now()) if form.place_request is not None else None
-    return {"verdict": found, "line": command_line(form.body), "has_workdir": "workdir" in form.body}
+    body = form.body
+    if body.get("project") == project_personal(user).name:
+        body = {key: value for key, value in body.items() if key != "project"}  # the default, there as here
+    return {"verdict": found, "line": command_line(body), "has_workdir": "workdir" in body}
 
 
 def _page(request: HttpRequest, form: JobForm, *, status: int = 200, **more: Any) -> HttpResponse:
@@ -153,5 +159,5 @@ def job_check(request: HttpRequest) -> HttpResponse:
     form = JobForm(request.POST, user=user)
     form.is_valid()
     touched = set(request.POST.get("touched", "").split(","))
-    shown = {name: form.errors.get(name, []) if name in touched else [] for name in form.fields}
+    shown = {name: form.errors.get(name, []) if name in touched else [] for name in form.fields if name not in SILENT_FIELDS}
     return render(request, "jobs/_check.html", {"form": form, "shown": shown, "oob": True, **_verdict(form, user)})

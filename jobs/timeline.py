@@ -20,6 +20,8 @@ STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 
 #: A plan is drawn at most so many times as long as what happened: else the past would be a hairline.
 PLAN_MOST = 2.0
 THIN_PCT = 0.4
+#: A narrower bar has no room for words; they are its tooltip.
+TEXT_PCT = 7.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def timeline(job: Job, events: Sequence[JobEvent], *, now: datetime, places: dic
     """``events`` oldest first; ``places``: attempt → where it ran."""
     spans = _spans(job, events, now=now)
     begin = spans[0].begin
-    end = max(spans[-1].end, begin + timedelta(seconds=1))
+    end = max(spans[-1].end, begin + timedelta(milliseconds=50))
     limit = _limit(job)
     is_over = job.state in FINAL
     last = end
@@ -82,7 +84,7 @@ def timeline(job: Job, events: Sequence[JobEvent], *, now: datetime, places: dic
     def x(at: datetime) -> float:
         return round(100 * min(1.0, max(0.0, (at - begin).total_seconds() / whole)), 2)
 
-    bars = [_bar(span, x(span.begin), x(span.end), places) for span in spans]
+    bars = [_bar(span, x(span.begin), x(span.end), places, goes_on=not is_over and span is spans[-1]) for span in spans]
     if limit is not None and limit > end and not is_over:
         text = _("until its time limit, %(at)s") % {"at": formats.clock_text(limit, now=now)}
         bars.append(Bar(kind="plan", x=x(end), w=round(100 - x(end), 2), text=text, title=text))
@@ -110,20 +112,21 @@ def _spans(job: Job, events: Sequence[JobEvent], *, now: datetime) -> list[_Span
         if (kind, event.epoch) != (spans[-1].state, spans[-1].epoch) and not (kind is JobState.WAITING and spans[-1].state == kind):
             spans.append(_Span(kind, event.epoch, at, at))
     spans[-1].end = max(now, spans[-1].begin)
+    # Only the wait that goes on may be without a length yet.
     return [span for span in spans if span.end > span.begin] or spans[-1:]
 
 
-def _bar(span: _Span, left: float, right: float, places: dict[int, str]) -> Bar:
+def _bar(span: _Span, left: float, right: float, places: dict[int, str], *, goes_on: bool) -> Bar:
     length = formats.duration((span.end - span.begin).total_seconds())
     if span.state == JobState.WAITING:
-        text = _("Waited %(duration)s") % {"duration": length}
-        return Bar(kind="wait", x=left, w=round(right - left, 2), text=text, title=text)
+        text = (_("Waiting for %(duration)s") if goes_on else _("Waited %(duration)s")) % {"duration": length}
+        return Bar(kind="wait", x=left, w=round(right - left, 2), text=text if right - left >= TEXT_PCT else "", title=text)
     width = max(THIN_PCT, round(right - left, 2))
     if span.state == JobState.STOPPING:
         return Bar(kind="stop", x=left, w=width, tone="warn", title=_("Stopping for %(duration)s") % {"duration": length})
     values = {"number": span.epoch, "duration": length, "place": places.get(span.epoch, "")}
     text = _("Attempt %(number)d, %(place)s, %(duration)s") if values["place"] else _("Attempt %(number)d, %(duration)s")
-    return Bar(kind="run", x=left, w=width, text=text % values, title=text % values, tone="info")
+    return Bar(kind="run", x=left, w=width, text=text % values if width >= TEXT_PCT else "", title=text % values, tone="info")
 
 
 _PINS = {

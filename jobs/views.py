@@ -22,16 +22,15 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from jobs import page_data, refusals, services
 from jobs.errors import InvalidState
-from jobs.forecast import starts_count
+from jobs.ladder import ladder_latest
 from jobs.lifecycle import LIVE
 from jobs.models import Job
-from jobs.scheduler import types as core
 from jobs.selectors import jobs_visible_to
 from quotas.errors import DomainError
 from quotas.models import User
 
 BULK_MOST = 200
-EXAMPLE_MIB = 4096
+EXAMPLE_GIB = 4
 EXAMPLE = "nebula-ctl submit --name hello --gpu-mem 4G -- python -c 'print(1)'"
 
 
@@ -82,8 +81,8 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "page_query": filters.query(),
     }
     if not rows and not filters.is_any:
-        request_ = core.Request(gpu_count=1, gpu_mem_mib=EXAMPLE_MIB)
-        context |= {"startable": starts_count(request_, owner=user, now=timezone.now()), "example": EXAMPLE, "example_mib": EXAMPLE_MIB}
+        startable = next((rung.count for rung in ladder_latest().rungs if rung.gib == EXAMPLE_GIB), 0)
+        context |= {"startable": startable, "example": EXAMPLE, "example_mib": EXAMPLE_GIB * 1024}
     return render(request, "jobs/_table.html" if is_piece(request) else "jobs/list.html", context)
 
 

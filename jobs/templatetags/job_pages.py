@@ -1,6 +1,7 @@
 """Small words of the job pages. See nodes/templatetags/nebula.py for what all rooms share.
 
-{% exact_clock at %} 13:18:44 of today, else date and time     {{ value|pct }} 12.5%, for style attributes, in no language
+{{ gpu.model|model_name }} RTX 4090     {% exact_clock at %} 13:18:44 of today, else date and time
+{{ value|pct }} 12.5%, for style attributes, in no language
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from django.utils.safestring import SafeString
 from nodes import formats
 
 register = template.Library()
+register.filter("model_name", formats.model_name)
 
 
 @register.simple_tag
