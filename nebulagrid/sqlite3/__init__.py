@@ -1,0 +1,1 @@
+"""A database engine: Django's SQLite with writers that queue (see base.py)."""
