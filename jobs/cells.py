@@ -162,7 +162,7 @@ def _figures(
     if foreign:
         marks += "G"
         parts = [*parts, (foreign, "!g")]
-    free = None if total is None else 0 if exclusive else max(0, total - held - foreign)
+    free = None if total is None or state == GpuState.MISSING else 0 if exclusive else max(0, total - held - foreign)
     strip = ",".join(f"{min(1000, round(1000 * mib / total))}:{whose}" for mib, whose in parts) if total else ""
     return [
         ("m", round(100 * used / total) if used is not None and total else None),

@@ -132,7 +132,8 @@ def cell_html(card: Card, frame: Mapping[str, Any], *, metric: str, me: str, sai
     field = ""
     if not is_tight:
         text = said["off"] if "M" in marks else said["gone"] if "X" in marks else said["na"] if value is None else value
-        unit = "" if is_off else format_html("<small>{}</small>", METRICS[metric][3])
+        # Three digits and a mark leave no room for the unit.
+        unit = "" if is_off or value >= 100 else format_html("<small>{}</small>", METRICS[metric][3])
         field = format_html("<span>{}</span><b>{}{}</b>", card.short, text, unit)
     label = cell_label(card, frame, said)
     return format_html(

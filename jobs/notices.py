@@ -41,15 +41,16 @@ def notices_read() -> list[Notice]:
     """The weightiest first, at most ``SHOWN``. Five queries and one Redis round trip."""
     found = [_pool_notice(item) for item in pool_notices()]
     if telemetry.is_away():
-        found.insert(0, Notice(tone="warn", icon="warn", title=notice_text("redis_away", {})))
+        found.insert(0, Notice(tone="warn", icon="warn", title=_("Redis is away"), text=notice_text("redis_away", {})))
     return [*_nodes(), *_cards(), *_quarantined(), *found][:SHOWN]
 
 
 def _pool_notice(item: dict[str, Any]) -> Notice:
     is_simulated = item["code"] == "simulated_cards"
-    return Notice(
-        tone="sim" if is_simulated else "warn", icon="flask" if is_simulated else "warn", title=notice_text(item["code"], item["params"])
-    )
+    text = notice_text(item["code"], item["params"])
+    if is_simulated:
+        return Notice(tone="sim", icon="flask", title=_("Simulated cards"), text=text)
+    return Notice(tone="warn", icon="warn", title=_("Nothing is called lost for now"), text=text)
 
 
 def _nodes() -> list[Notice]:

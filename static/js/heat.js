@@ -37,12 +37,10 @@ function draw(cell, frame, old, i, said, metric, sprite) {
   const figure = field.querySelector("b");
   if (figure) {
     const text = marks.includes("M") ? said.off : marks.includes("X") ? said.gone : value === null ? said.na : String(value);
-    if (figure.firstChild?.nodeValue !== text || off === Boolean(figure.children.length)) {
+    const unit = off || value >= 100 ? "" : metric === "temp" ? "°" : "%";   // three digits and a mark leave no room for it
+    if (figure.textContent !== text + unit) {
       figure.textContent = text;
-      if (!off) figure.insertAdjacentHTML("beforeend", metric === "temp" ? "<small>°</small>" : "<small>%</small>");
-    } else if (figure.children.length) {
-      const unit = metric === "temp" ? "°" : "%";
-      if (figure.lastChild.textContent !== unit) figure.lastChild.textContent = unit;
+      if (unit) figure.append(Object.assign(document.createElement("small"), { textContent: unit }));
     }
   }
   if (!old || old.k[i] !== marks) {
