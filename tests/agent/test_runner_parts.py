@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,15 @@ import pytest
 from agent import artifacts as artifacts_module
 from agent import commands as commands_module
 from agent.artifacts import ArtifactUploader, name_is_sane
-from agent.backends.base import Cards
+from agent.backends.base import Cards, HardwareEvent, Placed
 from agent.cards import CardView
 from agent.commands import CommandRunner
+from agent.hardware import Hardware
 from agent.http import HttpClient, authorization, endpoint_parse
 from agent.probe import Sample
 from agent.protocol import Command, CommandResult, GpuInfo, GpuProcess, GpuStatus
-from agent.testing import Failure, FakeControlPlane
+from agent.store import Store
+from agent.testing import Failure, FakeControlPlane, FakeProcesses
 from tests.agent.rank_lab import wait_until
 
 # --- artefacts ------------------------------------------------------------------------------------------------
@@ -274,3 +276,47 @@ def test_a_broken_layer_keeps_the_cards_of_an_earlier_run() -> None:
     assert view.gpus == (GPU,)
     assert view.statuses(unresponsive=False) == (GpuStatus(uuid="A", error="driver_mismatch"),)
     assert view.take(broken, holders={}, pids_of=lambda rank: ()) == []  # said once
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+class Flood:
+    """A probe that tells the same XID with every look."""
+
+    unresponsive = False
+
+    def __init__(self, events: list[HardwareEvent]) -> None:
+        self.events = events
+
+    def fileno(self) -> int | None:
+        return None
+
+    def request(self, *, processes: bool) -> None:
+        return
+
+    def poll(self) -> tuple[list[Sample], list[HardwareEvent]]:
+        return [], list(self.events)
+
+    def placed(self, ranks: Sequence[Placed]) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def test_a_flood_of_one_xid_is_told_once_and_another_is_not_lost_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[HardwareEvent] = []
+    store = Store(tmp_path / "agent.db")
+    processes = FakeProcesses(tmp_path)
+    flood = Flood([HardwareEvent(kind="xid", gpu="A", data={"xid": 13})] * 1000 + [HardwareEvent(kind="xid", gpu="A", data={"xid": 79})])
+    hardware = Hardware(probe=flood, processes=processes, store=store, event=told.append)
+    for _ in range(3):
+        hardware.turn(dict)
+    assert [e.data for e in told] == [{"xid": 13}, {"xid": 79}]
+    monkeypatch.setattr("agent.hardware.EVENT_QUIET_S", 0.0)
+    flood.events = flood.events[-1:]
+    hardware.turn(dict)
+    assert told[-1].data == {"xid": 79, "unsent_before": 2}
+    processes.close()
+    store.close()
