@@ -32,7 +32,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("NEBULA_NVML_STATE", str(machine.path))
         monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(request.getfixturevalue("library"))))
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        found = NvmlBackend(xid_wait_ms=20)
+        found = NvmlBackend(xid_wait_ms=2)
     elif request.param == "simulated":
         found = SimulatedBackend(salt="test")
     else:

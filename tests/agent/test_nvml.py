@@ -37,7 +37,7 @@ def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> M
 
 @pytest.fixture
 def backend() -> Iterator[NvmlBackend]:
-    found = NvmlBackend(xid_wait_ms=20)
+    found = NvmlBackend(xid_wait_ms=2)
     yield found
     found.cleanup()
 

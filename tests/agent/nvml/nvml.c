@@ -278,7 +278,7 @@ API int nvmlEventSetFree(void *set) { (void)set; return OK; }
 API int nvmlDeviceRegisterEvents(dev d, u64 types, void *set) { (void)types; (void)set; return before(d, "nvmlDeviceRegisterEvents"); }
 API int nvmlEventSetWait_v2(void *set, struct event *e, u32 ms) {
     (void)set;
-    for (u32 waited = 0;; waited += 10) {
+    for (u32 waited = 0;; waited += 2) {
         struct xid x = {-1, 0, 0};
         pthread_mutex_lock(&mutex);
         each(cb_xid, &x);
@@ -286,6 +286,6 @@ API int nvmlEventSetWait_v2(void *set, struct event *e, u32 ms) {
         pthread_mutex_unlock(&mutex);
         if (x.seq) { *e = (struct event){handles + 1 + x.gpu, 8, (u64)x.code, ~0u, ~0u}; return OK; }
         if (waited >= ms) return TIMEOUT_;
-        usleep(10000);
+        usleep(2000);
     }
 }
