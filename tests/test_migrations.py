@@ -11,6 +11,10 @@ from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.migrations.loader import MigrationLoader
 
+from jobs.models import Job, JobEvent
+from quotas.services import project_personal
+from tests.factories import user_make
+
 OURS = ("quotas", "nodes", "jobs")
 
 
@@ -27,32 +31,25 @@ def test_every_migration_says_what_it_does() -> None:
 
 
 def test_there_is_one_leaf_per_app() -> None:
-    loader = MigrationLoader(None, ignore_no_initial=True)
+    loader = MigrationLoader(None)
     assert loader.detect_conflicts() == {}
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_final_job_stays_final_and_events_stay_as_they_were() -> None:
-    from jobs.models import Job, JobEvent
-    from tests.factories import user_make
-
+@pytest.mark.django_db
+def test_the_database_keeps_final_states_epochs_and_events_as_they_are() -> None:
     user = user_make("anna@example.org")
-    from quotas.services import project_personal
-
-    job = Job.objects.create(owner=user, project=project_personal(user), name="x", argv=["true"], state="CANCELLED")
+    job = Job.objects.create(owner=user, project=project_personal(user), name="x", argv=["true"], state="CANCELLED", epoch=2)
     event = JobEvent.objects.create(job=job, code="submitted", to_state="WAITING")
     for change in (
         lambda: Job.objects.filter(pk=job.pk).update(state="RUNNING"),
-        lambda: Job.objects.filter(pk=job.pk).update(epoch=-1),
+        lambda: Job.objects.filter(pk=job.pk).update(epoch=1),
         lambda: JobEvent.objects.filter(pk=event.pk).update(code="other"),
-        lambda: JobEvent.objects.filter(pk=event.pk).delete(),
     ):
-        with pytest.raises(Exception) as caught, transaction.atomic():  # noqa: PT011 - a trigger's error differs by database
+        with pytest.raises(IntegrityError), transaction.atomic():
             change()
-        assert isinstance(caught.value, IntegrityError) or "Error" in type(caught.value).__name__
     job.refresh_from_db()
     event.refresh_from_db()
-    assert (job.state, job.epoch, event.code) == ("CANCELLED", 0, "submitted")
+    assert (job.state, job.epoch, event.code) == ("CANCELLED", 2, "submitted")
 
 
 @pytest.mark.django_db
