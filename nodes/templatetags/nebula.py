@@ -129,6 +129,7 @@ def shell(context: dict[str, Any]) -> dict[str, Any]:
     return {
         "units": ",".join(formats.units()),
         "ago": _("%(duration)s ago") % {"duration": "%s"},
+        "paused": _("Paused %(seconds)s s") % {"seconds": "%s"},
         "joint": formats.NBSP,
         "now": f"{timezone.now().timestamp():.3f}",
     }
