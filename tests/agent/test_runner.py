@@ -21,7 +21,8 @@ from agent.processes import RankState
 from agent.protocol import AgentEvent, Desired, ExitInfo, GpuGrant, GpuInfo, GpuStatus, Observed, SyncRequest
 from agent.runner import EXIT_SESSION_REFUSED, Runner
 from agent.store import Store
-from agent.testing import Failure, FakeControlPlane, FakeProcesses
+from agent.testing import Failure, FakeControlPlane
+from agent.testing_ranks import FakeProcesses
 from agent.ws import Listener
 
 CARD = {"uuid": "GPU-a", "model": "Simulated RTX 4090", "total_mib": 24564, "metrics": {"util_pct": 0}}

@@ -20,7 +20,8 @@ from agent.http import HttpClient, authorization, endpoint_parse
 from agent.probe import Sample
 from agent.protocol import Command, CommandResult, GpuInfo, GpuProcess, GpuStatus
 from agent.store import Store
-from agent.testing import Failure, FakeControlPlane, FakeProcesses
+from agent.testing import Failure, FakeControlPlane
+from agent.testing_ranks import FakeProcesses
 from tests.agent.rank_lab import wait_until
 
 # --- artefacts ------------------------------------------------------------------------------------------------
