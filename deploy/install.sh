@@ -56,7 +56,8 @@ USAGE
     esac
     case $option in
       --user | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force | --help | -h) ;;
-      --*) [ $# -ge 2 ] || fail "$option needs a value; --help shows all options" ;;
+      --controller-endpoint | --endpoint | --token-file | --token | --name | --ca-sha256 | --ca-file | --prefix | --config-dir | --data-dir | \
+        --backend | --scenario | --python) [ $# -ge 2 ] || fail "$option needs a value; --help shows all options" ;;
       *) fail "'$option' is not an option; --help shows all" ;;
     esac
     case $option in
@@ -83,7 +84,6 @@ USAGE
         usage
         return 0
         ;;
-      *) fail "'$option' is not an option; --help shows all" ;;
     esac
     case $option in
       --user | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force) shift ;;
@@ -213,6 +213,7 @@ DAEMON
     unit_text
     return 0
   fi
+  if [ "$mode" = install ] && [ -z "$endpoint" ]; then fail "--controller-endpoint is missing; --help shows all options"; fi
   if [ -z "$user_mode" ] && [ "$(id -u)" != 0 ]; then
     fail "root is needed (sudo); to install for $(id -un) alone, add --user"
   fi
@@ -249,10 +250,6 @@ DAEMON
   fi
 
   # --- 3. Can it work here? Nothing is written before all of this is known -------------------------------------------
-  [ -n "$endpoint" ] || {
-    usage >&2
-    fail "--controller-endpoint is missing"
-  }
   endpoint=${endpoint%/}
   case $endpoint in
     *[!A-Za-z0-9:/._~%\[\]-]*) fail "the endpoint '$endpoint' is not a URL such as https://grid.example.org" ;;

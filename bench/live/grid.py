@@ -190,12 +190,12 @@ class Grid:
 
     def profile(self) -> Profile:
         kept = profile_read(self.profile_file)
-        return Profile(endpoint=kept["endpoint"], token=kept["token"])
+        return Profile(endpoint=kept["endpoint"], token=kept["token"], ca_file=kept.get("ca_file"))
 
     def client(self, token: str | None = None) -> NebulaClient:
         """Signed in as the administrator, unless another token is given."""
         profile = self.profile()
-        return NebulaClient(profile.endpoint, token or profile.token, language="en")
+        return NebulaClient(profile.endpoint, token or profile.token, ca_file=profile.ca_file, language="en")
 
     def nodes_are_ready(self) -> bool:
         with self.client() as client:
