@@ -141,6 +141,7 @@ def _prepare_and_exec(
         raise LaunchFailed("workdir", f"Cannot enter the working directory {workdir!r}: {error.strerror}") from error
     except ValueError as error:
         raise LaunchFailed("spec", f"The working directory {workdir!r} is not usable: {error}") from error
+    _resume_check(env)
     # 6. The program, looked up in the job's own PATH.
     argv: list[str] = list(spec["argv"])
     try:
@@ -149,6 +150,17 @@ def _prepare_and_exec(
         raise LaunchFailed("spec", f"The command or its environment cannot be passed on: {error}") from error
     except OSError as error:
         raise LaunchFailed("exec", f"{error.strerror}: {argv[0]!r}{_exec_hint(argv[0])}") from error
+
+
+def _resume_check(env: dict[str, str]) -> None:
+    """A later lap of a job that has saved nothing yet begins at the beginning. Asked here, as the job's own user and in
+    its folder: a file server that doesn't answer holds up this rank and nobody else."""
+    try:
+        os.lstat(env.get("NEBULA_RESUME_FROM", "."))
+    except (FileNotFoundError, NotADirectoryError):
+        del env["NEBULA_RESUME_FROM"]
+    except (OSError, ValueError):
+        pass  # it may be there: the program will see
 
 
 def _exec(argv: list[str], env: dict[str, str]) -> None:

@@ -53,6 +53,9 @@ class Processes(Protocol):
     def poll(self) -> list[RankState]:
         """The ranks whose state changed since the last call. Never blocks; spurious calls are fine."""
 
+    def warm(self) -> None:
+        """A start may come within milliseconds. Quick, and harmless if nothing comes."""
+
     def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
         """Start a rank with exactly this environment. A failure arrives as LAUNCH_FAILED through `poll`."""
 

@@ -215,6 +215,7 @@ class Runner:
         while self._inbox:
             what, rank, number = self._inbox.popleft()
             if what == "sync":
+                self._processes.warm()
                 self._dirty = True
             elif what == "log_done":
                 self._desk.log_done(rank, number)

@@ -65,6 +65,9 @@ class FakeProcesses:
         found, self._changes = self._changes, []
         return found
 
+    def warm(self) -> None:
+        pass
+
     def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
         self.rank_dir(rank).mkdir(parents=True, exist_ok=True)
         (self.rank_dir(rank) / "artifacts").mkdir(exist_ok=True)

@@ -106,6 +106,18 @@ def test_it_finds_the_program_in_the_jobs_own_path(plain: Lab, tmp_path: Path) -
 
 
 @is_root
+def test_it_hands_over_a_checkpoint_only_where_one_is(plain: Lab, tmp_path: Path) -> None:
+    (tmp_path / "saved").touch()
+    script = 'printf %s "${NEBULA_RESUME_FROM-nothing}"'
+    ranks = {
+        path: plain.start("/bin/sh", "-c", script, rank=f"{job}.2.0", env={"NEBULA_RESUME_FROM": path}, workdir=str(tmp_path))
+        for job, path in enumerate([f"{tmp_path}/saved", f"{tmp_path}/not-yet", "saved"], start=1)
+    }
+    for path, rank in ranks.items():
+        assert plain.end(rank).exit == ExitInfo(cause="exited", code=0)
+        assert plain.text(rank) == ("nothing" if "not-yet" in path else path)
+
+
 def test_it_becomes_the_mapped_user(plain: Lab) -> None:
     plain.data.mkdir()
     for folder in [plain.data, *plain.data.parents]:  # pytest's directories are root's alone
