@@ -1,0 +1,301 @@
+"""The first page: what it says, to whom, and at what cost."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from agent.protocol import GpuStatus
+from jobs import cells, heat
+from jobs.lifecycle import JobState, SliceState
+from jobs.models import Job
+from nodes import services, telemetry
+from nodes.models import Gpu, Node
+from tests.factories import attempt_make, gpu_make, job_make, node_make, user_make
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, dict[str, Any]]]:
+    """What the agents said last: node id → card UUID → status; no Redis is needed."""
+    said: dict[int, dict[str, dict[str, Any]]] = {}
+    empty = {name: None for name in ("used_mib", "util_pct", "temp_c", "power_w")}
+
+    def statuses(node_ids: Any, *, now: float | None = None) -> dict[int, dict[str, dict[str, Any]]]:
+        return {
+            pk: {uuid: {**empty, "foreign_mib": 0, "stale": False, **s} for uuid, s in said[pk].items()} for pk in node_ids if pk in said
+        }
+
+    monkeypatch.setattr(telemetry, "nodes_statuses", statuses)
+    monkeypatch.setattr(telemetry, "nodes_last_seen", dict)
+    monkeypatch.setattr(telemetry, "is_away", lambda: False)
+    return said
+
+
+def page(client: Client, user: Any, path: str = "/", **extra: Any) -> str:
+    client.force_login(user)
+    answer = client.get(path, **extra)
+    assert answer.status_code == 200, answer.status_code
+    return str(answer.content.decode())
+
+
+def rungs(html: str) -> list[str]:
+    """What stands over the ladder's rungs, from the smallest size to the largest."""
+    ladder = html[html.index('class="ladder"') : html.index('class="facts')]
+    return re.findall(r'class="col[^"]*">([^<]*)<', ladder)
+
+
+def cell(html: str, name: str) -> str:
+    return next(found for found in re.findall(r'<a class="gpu".*?</a>', html) if f'data-name="{name}' in found)
+
+
+def test_a_stranger_is_sent_to_sign_in(client: Client) -> None:
+    for path in ("/", "/overview/pieces/", "/cells/", "/cells/heat/"):
+        answer = client.get(path)
+        assert answer.status_code == 302
+        assert answer.headers["Location"].startswith("/accounts/login/")
+
+
+def test_it_works_without_a_node_and_without_a_job(client: Client, told: Any) -> None:
+    html = page(client, user_make())
+    assert "No machine has joined yet." in html
+    assert "No jobs yet." in html
+    assert "Nobody waits." in html
+    assert "Add a machine" not in html
+    assert "Add a machine" in page(client, user_make(is_staff=True))
+
+
+def test_the_ladder_counts_what_the_scheduler_would_start(client: Client, told: Any) -> None:
+    node_make("node01", cards=2)  # two cards of 24 GiB, four slices each at most
+    # 4 GiB: 4 a card = 8; 8: 3 a card = 6 (3 × 8192 > 24564, but the last may shrink); 12 GiB = half: 2 a card = 4; above half: whole cards.
+    assert rungs(page(client, user_make())) == ["8", "6", "4", "2", "2", "–", "–"]
+
+
+def test_what_is_kept_for_waiting_jobs_is_not_free(client: Client, told: Any) -> None:
+    node_make("node01", cards=2)
+    job_make(gpu_count=2, gpu_mem_mib=None)  # takes both cards in the next pass
+    assert rungs(page(client, user_make())) == ["0", "0", "0", "0", "0", "–", "–"]
+
+
+def test_the_readers_own_limits_are_taken_off(client: Client, told: Any) -> None:
+    node_make("node01", cards=2)
+    assert rungs(page(client, user_make(quota={"max_cards": 3})))[:4] == ["3", "3", "3", "2"]
+    html = page(client, user_make(quota={"gpu_hours": 1, "used_gpu_s": 3600.0}))
+    assert rungs(html)[:5] == ["0"] * 5
+    assert "1.0 of 1 GPU-hours are used" in html
+
+
+def test_a_cell_says_all_of_a_card(client: Client, told: Any) -> None:
+    user = user_make()
+    node = node_make("node04")
+    gpu = gpu_make(node, uuid="GPU-a")
+    told[node.pk] = {"GPU-a": {"used_mib": 15_721, "util_pct": 55, "temp_c": 85, "power_w": 266, "foreign_mib": 1400}}
+    attempt_make(job_make(user, state=JobState.RUNNING), gpus=(gpu,), mib=8192)
+    attempt_make(job_make(state=JobState.RUNNING), gpus=(gpu,), mib=8192)
+    found = cell(page(client, user), "node04 gpu0")
+    # 15721 / 24564 = 64 %; 24564 - 2 × 8192 - 1400 = 6780 MiB = 6.6 GiB; 64 / 5 = step 13
+    assert 'aria-label="node04 gpu0, RTX 4090, memory 64%, use 55%, 85\xa0°C, 6.6\xa0GiB free, hot, ghost use"' in found
+    assert 'data-h="13"' in found
+    assert 'href="/nodes/node04/gpu0/"' in found
+    assert re.findall(r'<i(?: data-k="(\w+)")? style="--w:([\d.]+)%">', found) == [("mine", "33.3"), ("", "33.3"), ("ghost", "5.7")]
+    assert 'data-h="17"' in cell(page(client, user, "/?metric=temp"), "node04 gpu0")  # (85 - 30) / 65 × 20 = 16.9
+
+
+def test_not_told_is_not_zero(client: Client, told: Any) -> None:
+    node = node_make("node02")
+    gpu_make(node, uuid="GPU-a")
+    told[node.pk] = {"GPU-a": {"util_pct": 0}}
+    found = cell(page(client, user_make()), "node02 gpu0")
+    assert "data-off" in found
+    assert "data-h" not in found
+    assert "memory n/a, use 0%" in found
+    assert 'data-h="0"' in cell(page(client, user_make(), "/?metric=use"), "node02 gpu0")
+
+
+def test_silence_and_loss_are_marked(client: Client, told: Any) -> None:
+    node = node_make("node02", state="UNKNOWN", last_seen_at=timezone.now() - timedelta(seconds=42))
+    gpu_make(node, uuid="GPU-a")
+    gpu_make(node, uuid="GPU-b", state="MISSING")
+    gpu_make(node, uuid="GPU-c", state="SUSPECT", is_simulated=True)
+    told[node.pk] = {uuid: {"used_mib": 2456, "stale": True} for uuid in ("GPU-a", "GPU-b", "GPU-c")}
+    html = page(client, user_make())
+    assert re.search(r"silent 4\d\xa0s", html)
+    assert "data-stale" in cell(html, "node02 gpu0")
+    gone = cell(html, "node02 gpu1")
+    assert "data-off" in gone
+    assert "missing" in gone
+    assert "GiB free" not in gone
+    suspect = cell(html, "node02 gpu2")
+    assert 'data-tone="warn"' in suspect
+    assert "suspect, stale, simulated" in suspect
+    assert "node02 is silent" in html
+
+
+def test_a_quarantined_slice_is_shown_as_such(client: Client, told: Any) -> None:
+    gpu = gpu_make(node_make("node01"), uuid="GPU-a")
+    attempt_make(job_make(state=JobState.RUNNING), gpus=(gpu,), mib=8192, slices=SliceState.QUARANTINED)
+    html = page(client, user_make())
+    assert 'data-k="quar" style="--w:33.3%"' in cell(html, "node01 gpu0")
+    assert "1 piece of memory is set aside" in html
+
+
+def test_others_jobs_keep_their_names(client: Client, told: Any) -> None:
+    me, other = user_make(), user_make("other@lab.example")
+    job_make(other, name="secret-plan", wait_code="no_node")
+    job_make(me, name="mine-to-see", wait_code="no_node")
+    html = page(client, me)
+    assert "mine-to-see" in html
+    assert "secret-plan" not in html
+    assert "other@lab.example" not in html
+    assert "No node has joined yet." in html  # why it waits is nobody's secret
+    assert "secret-plan" in page(client, user_make(is_staff=True))
+
+
+def test_the_queue_is_in_the_order_in_which_it_is_served(client: Client, told: Any) -> None:
+    staff = user_make(is_staff=True)
+    now = timezone.now()
+    job_make(name="held", held=True, submitted_at=now - timedelta(hours=3))
+    job_make(name="late", submitted_at=now)
+    job_make(name="early", submitted_at=now - timedelta(hours=1))
+    job_make(name="urgent", priority=5, submitted_at=now)
+    html = page(client, staff)
+    queue = html[html.index('id="queue"') : html.index('id="mine"')]
+    assert re.findall(r"<bdi>(held|late|early|urgent)</bdi>", queue) == ["urgent", "early", "late", "held"]
+
+
+def test_names_are_text(client: Client, told: Any) -> None:
+    user = user_make()
+    job_make(user, name="<script>alert(1)</script>")
+    html = page(client, user)
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)" in html
+
+
+def test_my_jobs_begin_with_those_that_run(client: Client, told: Any) -> None:
+    user = user_make()
+    job_make(user, name="done", state=JobState.SUCCEEDED, started_at=timezone.now() - timedelta(hours=1))
+    job_make(user, name="waits")
+    gpu = gpu_make(node_make("node01"))
+    started = timezone.now() - timedelta(minutes=30)
+    attempt_make(job_make(user, name="runs", state=JobState.RUNNING, time_limit_s=3600, started_at=started), gpus=(gpu,))
+    html = page(client, user)
+    mine = html[html.index('id="mine"') : html.index('id="notices"')]
+    assert re.findall(r"<bdi>(done|waits|runs)</bdi>", mine) == ["runs", "waits", "done"]
+    assert "node01 gpu0" in mine
+    assert "--w:50%" in mine
+
+
+def test_pieces_are_swapped_by_their_ids(client: Client, told: Any) -> None:
+    html = page(client, user_make(), "/overview/pieces/")
+    assert sorted(re.findall(r'id="(\w[\w-]*)"[^>]*hx-swap-oob="true"', html)) == ["free", "mine", "nav-count", "notices", "queue"]
+    assert "<html" not in html
+
+
+def test_a_frame_has_one_value_a_card_in_a_fixed_order(client: Client, told: Any) -> None:
+    second = node_make("node02", cards=1)
+    first = node_make("node01", cards=2)
+    client.force_login(user_make())
+    frame = client.get("/cells/").json()
+    assert [len(frame[key]) for key in "mutwrks"] == [3] * 7
+    assert frame["n"] == ["READY", "READY"]
+    picture = cells.picture_read()
+    assert frame["v"] == picture.version
+    assert [(card.node, card.index) for card in picture.cards] == [("node01", 0), ("node01", 1), ("node02", 0)]
+    gpu_make(first, index=7)
+    assert cells.picture_read().version != picture.version
+    Node.objects.filter(pk=second.pk).update(state="UNKNOWN")  # a state is no part of the layout
+    Gpu.objects.filter(index=7).delete()
+    assert cells.picture_read().version == picture.version
+
+
+def test_a_frame_names_nobody(told: Any) -> None:
+    user = user_make()
+    gpu = gpu_make(node_make("node01"))
+    attempt_make(job_make(user, state=JobState.RUNNING), gpus=(gpu,), mib=8192)
+    [strip] = cells.picture_read().frame["s"]
+    assert strip == f"333:{cells.owner_sign(user.pk)}"
+    assert cells.owner_sign(user.pk) != cells.owner_sign(user.pk + 1)
+    assert str(user.pk) != cells.owner_sign(user.pk)
+
+
+def test_the_table_has_the_same_figures(client: Client, told: Any) -> None:
+    node = node_make("node01")
+    gpu_make(node, uuid="GPU-a")
+    told[node.pk] = {"GPU-a": {"used_mib": 12_282, "util_pct": 40, "temp_c": 61}}
+    html = page(client, user_make(), "/?cards=table")
+    row = html[html.index('<tr data-i="0"') :]
+    assert '<span data-fig="m">50%</span>' in row
+    assert 'data-fig="u">40%<' in row
+    assert 'data-fig="t">61&nbsp;°C<' in row
+    assert 'data-fig="w">n/a<' in row
+
+
+def test_many_cards_are_drawn_small(client: Client, told: Any) -> None:
+    for number in range(5):
+        node_make(f"node{number}", cards=13)
+    html = page(client, user_make())
+    assert 65 > heat.TIGHT_ABOVE
+    assert 'class="panel-b heat tight"' in html
+    assert html.count('class="gpu"') == 65
+
+
+def test_it_speaks_chinese(client: Client, told: Any) -> None:
+    node_make("node01", cards=1)
+    html = page(client, user_make(language="zh-hans"))
+    assert 'lang="zh-Hans"' in html
+    assert "你现在可用" in html
+    assert "Free for you now" not in html
+    assert "卡时" in html
+
+
+def test_the_chosen_theme_is_there_before_any_script(client: Client, told: Any) -> None:
+    client.cookies["theme"] = "dark"
+    assert '<html lang="en" data-theme="dark">' in page(client, user_make())
+    client.cookies["theme"] = '"><script>'
+    assert '<html lang="en">' in page(client, user_make())
+
+
+def test_times_are_in_the_readers_zone(client: Client, told: Any) -> None:
+    # 1 of the month, 00:00 of the installation (UTC), is 08:00 in Shanghai.
+    assert re.search(r"left until <time[^>]*>1\xa0\w+(?:\xa0\d+)?, 08:00", page(client, user_make(zone="Asia/Shanghai")))
+    client.cookies["zone"] = "Asia%2FTokyo"
+    assert re.search(r"left until <time[^>]*>1\xa0\w+(?:\xa0\d+)?, 09:00", page(client, user_make()))
+    client.cookies["zone"] = "../../etc/passwd"
+    assert re.search(r"left until <time[^>]*>1\xa0\w+(?:\xa0\d+)?, 00:00", page(client, user_make()))
+
+
+def test_the_number_of_queries_does_not_grow(client: Client, told: Any, django_assert_max_num_queries: Any) -> None:
+    user = user_make(is_staff=True)
+    client.force_login(user)
+
+    def queries() -> int:
+        with django_assert_max_num_queries(60) as counted:
+            assert client.get("/").status_code == 200
+        return len(counted)
+
+    def grow() -> None:
+        node = node_make(cards=3)
+        job_make(user)
+        job_make(user, state=JobState.FAILED, end_reason="nonzero_exit")
+        attempt_make(job_make(user, state=JobState.RUNNING), gpus=(node.gpus.first(),))
+
+    grow()
+    few = queries()
+    for _ in range(4):
+        grow()
+    assert queries() <= few
+    assert Job.objects.count() == 15
+
+
+def test_a_drain_is_a_notice(client: Client, told: Any) -> None:
+    node = node_make("node03", cards=1)
+    services.node_cordon(node=node, by=None, reason="driver <b>upgrade</b>")
+    html = page(client, user_make())
+    assert "node03 takes no new work" in html
+    assert "driver &lt;b&gt;upgrade" in html
