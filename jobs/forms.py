@@ -15,6 +15,7 @@ from rest_framework.exceptions import ErrorDetail, ValidationError
 
 from jobs.lifecycle import OnNodeLoss
 from jobs.models import Job
+from jobs.parsing import Unreadable, command_split
 from jobs.requests import JobRequest
 from jobs.serializers import SubmitRequest
 from quotas.models import User
@@ -239,7 +240,8 @@ def command_line(body: Mapping[str, Any]) -> str:
     for field, option in (*options, *more, ("priority", "--priority"), ("on_node_loss", "--on-node-loss")):
         value = body.get(field)
         if value is not None and (field, value) not in {("gpu_count", 1), ("nodes", 1), ("priority", 0), ("on_node_loss", "hold")}:
-            words += [option, str(value)]
+            text = str(value)
+            words += [f"{option}={text}"] if text.startswith("-") else [option, text]
     for field, value in (body.get("constraints") or {}).items():
         words += [f"--{field}", str(value)]
     for name, value in (body.get("env") or {}).items():
@@ -248,7 +250,15 @@ def command_line(body: Mapping[str, Any]) -> str:
         words.append("--no-requeue")
     if body.get("hold"):
         words.append("--hold")
-    line = shlex.join(words)
+    return f"{shlex.join(words)} -- {_program(body)}"
+
+
+def _program(body: Mapping[str, Any]) -> str:
+    """Quoted anew where it can be read: a shell would expand what the form takes as it is ($x, *)."""
     if "argv" in body:
-        return f"{line} -- {shlex.join(body['argv'])}"
-    return f"{line} -- {str(body.get('command', '')).strip()}"
+        return shlex.join(body["argv"])
+    text = str(body.get("command", ""))
+    try:
+        return shlex.join(command_split(text))
+    except Unreadable:
+        return text.strip()

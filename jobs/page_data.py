@@ -261,7 +261,8 @@ def cards_data(ranks: Sequence[Rank], *, now: datetime) -> list[dict[str, Any]]:
         others.setdefault(gpu_id, []).append((pk, mib))
     found = []
     for rank, part in parts:
-        gpu, status = part.gpu, latest.get(part.gpu_id) or {}
+        gpu, told = part.gpu, latest.get(part.gpu_id)
+        status = dict.fromkeys(("util_pct", "used_mib", "temp_c", "power_w")) | (told or {})
         total = gpu.total_mib or part.mib
         pieces = [{"kind": "mine", "mib": part.mib}]
         pieces += [{"kind": "other", "mib": mib} for pk, mib in others.get(part.gpu_id, []) if pk != part.pk]
@@ -269,7 +270,17 @@ def cards_data(ranks: Sequence[Rank], *, now: datetime) -> list[dict[str, Any]]:
             pieces.append({"kind": "free", "mib": free})
         for piece in pieces:
             piece["pct"] = round(100 * int(str(piece["mib"])) / max(total, 1), 2)
-        found.append({"rank": rank, "slice": part, "gpu": gpu, "short": uuid_short(gpu.uuid), "pieces": pieces, "status": status})
+        found.append(
+            {
+                "rank": rank,
+                "slice": part,
+                "gpu": gpu,
+                "short": uuid_short(gpu.uuid),
+                "pieces": pieces,
+                "status": status,
+                "told": told is not None,
+            }
+        )
     return found
 
 
@@ -308,7 +319,9 @@ def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
     tries: tuple[Try, ...] = ()
     queued = next((item for item in view.jobs if item.id == job.pk), None)
     if queued is not None and queued.hold is None and len(view.jobs) <= TRIES_QUEUE_MAX:
-        tries = tries_of(view, replace(queued, submitted=now.timestamp()), policy)
+        # In its place, not beside it: what is kept for this job would stand in the way of a smaller one behind it.
+        rest = replace(view, jobs=[item for item in view.jobs if item.id != job.pk])
+        tries = tries_of(rest, queued, policy)
     return data | {"nodes": whys, "tries": tries, "queue": len(view.jobs)}
 
 
