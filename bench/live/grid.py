@@ -197,6 +197,12 @@ class Grid:
         profile = self.profile()
         return NebulaClient(profile.endpoint, token or profile.token, ca_file=profile.ca_file, language="en")
 
+    def answers(self) -> bool:
+        """Is the web server there?"""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+            return True
+        return False
+
     def nodes_are_ready(self) -> bool:
         with self.client() as client:
             nodes = client.node_list()

@@ -88,6 +88,8 @@ def _kill_in_turn(grid: Grid, names: Sequence[str], *, pause_s: float) -> None:
                 if file.is_file():
                     file.unlink(missing_ok=True)
         grid.wait_restarted(kind, old)
+        if kind == "web":
+            wait_for(grid.answers, what="the web server answers again", deadline_s=60)
         time.sleep(pause_s)  # not a wait for luck: the jobs shall meet each fault while the system is at work again
 
 
