@@ -1,7 +1,7 @@
 """Order and lanes.
 
 Some tests need more than Python: a Redis, a PostgreSQL, a browser. Where it is absent they are skipped, and the summary
-says so; NEBULA_REQUIRE=browser,postgres,redis turns such a skip into a failure, so that CI can't go green by accident.
+says so; NEBULA_REQUIRE=browser,netns,postgres,redis turns such a skip into a failure, so that CI can't go green by accident.
 The tests of the PostgreSQL lane run in `make test-postgres` (NEBULA_DATABASE_URL=postgres://…), on the same code.
 """
 
@@ -44,9 +44,9 @@ def lane_missing(lane: str) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = REQUIRED - {"redis", "browser", "postgres"}
+    unknown = REQUIRED - {"redis", "browser", "postgres", "netns"}
     if unknown:
-        raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, postgres, redis.")
+        raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, netns, postgres, redis.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
