@@ -1,0 +1,179 @@
+"""The job pages as a person uses them: submit, watch, clone, hold, cancel; in both languages, and without scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bench.live.grid import Grid, wait_for
+from client.sdk import NebulaClient
+from tests.browser.conftest import admin_of
+from tests.browser.jobs_lab import jobs_end
+
+STEPS = "import time\nfor i in range(1000): print('step', i, flush=True); time.sleep(0.2)"
+
+
+@pytest.fixture
+def client(grid: Grid) -> Iterator[NebulaClient]:
+    """The administrator's; at the end nothing of the test runs on."""
+    with grid.client() as client:
+        yield client
+        jobs_end(client)
+
+
+@pytest.fixture
+def page(grid: Grid, open_page: Callable[..., Page]) -> Page:
+    return open_page("/jobs/", width=1280, base_url=grid.url)
+
+
+def job_id(page: Page) -> int:
+    page.wait_for_url(re.compile(r"/jobs/\d+/$"))
+    found = re.search(r"/jobs/(\d+)/", page.url)
+    assert found
+    return int(found[1])
+
+
+def log_lines(page: Page) -> list[str]:
+    return page.locator(".log li > span:last-child").all_inner_texts()
+
+
+def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, open_page: Callable[..., Page], client: NebulaClient) -> None:
+    page = open_page("/accounts/logout/", width=1280, base_url=grid.url)
+    page.get_by_role("main").get_by_role("button").click()
+    page.goto("/accounts/login/")
+    email, password = admin_of(grid)
+    page.fill("#id_login", email)
+    page.fill("#id_password", password)
+    page.press("#id_password", "Enter")
+    page.wait_for_url(f"{grid.url}/")
+    # 1. A new job by its key; the verdict follows what is typed, before anything is sent.
+    page.keyboard.press("n")
+    page.wait_for_url("**/jobs/new/")
+    page.fill("[name=name]", "训练 one")
+    page.fill("[name=command]", f'python3 -c "{STEPS}"')
+    page.fill("[name=gpu_mem]", "96")
+    expect(page.locator("[data-verdict=never]")).to_contain_text("96.0 GiB are asked on one GPU")
+    page.get_by_role("button", name="4 GiB", exact=True).click()
+    expect(page.locator("[data-verdict=starts]")).to_contain_text("Starts at once on")
+    expect(page.locator("#cli")).to_contain_text("--gpu-mem 4G")
+    assert not list(client.jobs(owner="all", q="训练"))
+    page.get_by_role("button", name="Submit job").click()
+    first = job_id(page)
+    # 2. The page comes alive by itself: state, card, log that grows while one looks.
+    expect(page.locator("#job-head")).to_contain_text("Running")
+    expect(page.locator("#job-cards")).to_contain_text("gpu")
+    expect(page.locator(".log li").nth(3)).to_be_visible()
+    many = len(log_lines(page))
+    expect(page.locator(".log li").nth(many + 5)).to_be_attached()
+    lines = log_lines(page)
+    assert lines == [f"step {i}" for i in range(len(lines))]
+    # 3. A clone has the same form.
+    page.keyboard.press("c")
+    page.wait_for_url(f"**/jobs/new/?from=job:{first}")
+    assert page.input_value("[name=name]") == "训练 one"
+    assert page.input_value("[name=gpu_mem]") == "4"
+    page.fill("[name=name]", "训练 two")
+    page.press("[name=name]", "Control+Enter")
+    second = job_id(page)
+    assert second != first
+    assert client.job_get(second)["argv"] == client.job_get(first)["argv"]
+    # 4. A cancel asks first, then the page changes in place.
+    expect(page.locator("#job-head")).to_contain_text("Running")
+    page.get_by_role("link", name="Cancel job…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Cancel #{second}?")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    assert not client.job_get(second)["want_cancel"]
+    page.get_by_role("link", name="Cancel job…").click()
+    dialog.get_by_role("button", name="Cancel job").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator("#job-head")).to_contain_text("Cancelled")
+    expect(page.locator(".log .when-done")).to_be_visible()
+    assert page.url.endswith(f"/jobs/{second}/")
+
+
+def test_the_list_is_alive(page: Page, client: NebulaClient) -> None:
+    job = client.job_submit(name="listed", argv=["sleep", "60"], gpu_count=1, gpu_mem="4G")
+    page.goto("/jobs/?q=listed")
+    row = page.locator(f"#job-{job['id']}")
+    expect(row).to_contain_text("Running")
+    row.get_by_role("checkbox").check()
+    expect(page.locator("[data-chosen]")).to_contain_text("1 chosen")
+    client.job_submit(name="listed too", argv=["true"], gpu_count=0)
+    expect(page.locator("#newer")).to_contain_text("1 new job")
+    expect(page.locator("tbody tr")).to_have_count(1)  # nothing moves under the hand
+    page.get_by_role("button", name="Cancel jobs…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
+    expect(page.locator(f"#job-{job['id']}")).to_contain_text("Cancelled")
+    page.locator("#find").fill("nothing of this name")
+    expect(page.locator("#jobs")).to_contain_text("No job matches.")
+    assert "q=nothing" in page.url
+
+
+def test_a_waiting_job_says_why_is_held_released_and_shows_its_log_when_it_starts(page: Page, client: NebulaClient) -> None:
+    nodes = [node["name"] for node in client.node_list()]
+    for name in nodes:
+        client.node_drain(name, reason="test")
+    job = client.job_submit(name="waits", argv=["sh", "-c", "echo here I am; sleep 60"], gpu_count=1, gpu_mem="4G")
+    page.goto(f"/jobs/{job['id']}/")
+    expect(page.locator("#job-summary")).to_contain_text("cordoned")
+    page.get_by_role("link", name="Hold…").click()
+    page.get_by_role("dialog").get_by_label("Why").fill("waits for <data>")
+    page.get_by_role("dialog").get_by_role("button", name="Hold").click()
+    expect(page.locator("#job-summary")).to_contain_text("waits for <data>")
+    for name in nodes:
+        client.node_resume(name)
+    page.get_by_role("button", name="Release").click()
+    expect(page.locator("#job-head")).to_contain_text("Running")
+    expect(page.locator(".log li")).to_contain_text("here I am")
+
+
+def test_errors_are_told_at_their_fields(page: Page) -> None:
+    page.goto("/jobs/new/")
+    page.fill("[name=command]", "python a.py | tee log")
+    page.fill("[name=time]", "30:00")
+    page.locator("[name=checkpoint]").click()
+    expect(page.locator("#time-e")).to_contain_text("0:30:00")
+    expect(page.locator("[name=time]")).to_have_attribute("aria-invalid", "true")
+    page.get_by_role("button", name="Submit job").click()  # never disabled
+    expect(page.locator("#command-e")).to_contain_text("shell operator |")
+    expect(page.locator("[name=command]")).to_be_focused()
+    page.fill("[name=command]", "python a.py")
+    expect(page.locator("#command-e")).to_be_empty()
+    expect(page.locator("[name=command]")).not_to_have_attribute("aria-invalid", "true")
+    expect(page.locator("[name=time]")).to_have_attribute("aria-invalid", "true")
+
+
+def test_language_and_theme_are_switched_and_kept(page: Page, client: NebulaClient) -> None:
+    job = client.job_submit(name="words", argv=["sleep", "60"], gpu_count=0)
+    page.goto(f"/jobs/{job['id']}/")
+    root = page.locator("html")
+    dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    page.keyboard.press("t")
+    expect(root).to_have_attribute("data-theme", "light" if dark else "dark")
+    page.locator("header form button[name=language]").click()
+    expect(root).to_have_attribute("lang", "zh-Hans")
+    expect(root).to_have_attribute("data-theme", "light" if dark else "dark")
+    expect(page.locator("#job-head")).to_contain_text("运行中")
+    page.goto("/jobs/new/")
+    expect(page.get_by_role("heading", level=1)).to_have_text("新建任务")
+
+
+def test_it_works_without_scripts(grid: Grid, open_page: Callable[..., Page], client: NebulaClient) -> None:
+    page = open_page("/jobs/new/", width=1280, base_url=grid.url, java_script_enabled=False)
+    page.fill("[name=command]", "sleep 60")
+    page.fill("[name=gpu_mem]", "4")
+    page.get_by_role("button", name="Submit job").click()
+    id = job_id(page)
+    wait_for(lambda: client.job_get(id)["state"] == "RUNNING", what="the job runs")
+    page.reload()
+    expect(page.locator("#job-head")).to_contain_text("Running")
+    page.get_by_role("link", name="Cancel job…").click()
+    page.get_by_role("button", name="Cancel job").click()
+    wait_for(lambda: client.job_get(id)["state"] == "CANCELLED", what="the job is cancelled")
+    page.reload()
+    expect(page.locator("#job-head")).to_contain_text("Cancelled")
