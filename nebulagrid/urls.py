@@ -9,7 +9,7 @@ from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
 from jobs import overview
-from nebulagrid import api, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
+from nebulagrid import api, install_views, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
 from nodes.icons import icons_view
 from quotas.throttles import throttled_page
 
@@ -38,6 +38,11 @@ urlpatterns = [
     path("nodes/", include("jobs.pool_urls")),
     path("icons.svg", icons_view, name="icons"),
     path("healthz", api.healthz, name="healthz"),
+    path("install.sh", install_views.install_sh, name="install-sh"),
+    path("install.json", install_views.install_json, name="install-json"),
+    path("ca.pem", install_views.ca_pem, name="ca-pem"),
+    path("dist/", install_views.dist, name="dist"),
+    path("dist/<str:name>", install_views.dist, name="dist-file"),
     path("api/v1/", include(api_v1)),
     path("api/agent/v1/", include("jobs.agent_urls")),
     re_path(r"^api/", api.api_not_found),
