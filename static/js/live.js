@@ -90,7 +90,10 @@ function close() {
   clearTimeout(timer); clearInterval(asker);
   const old = socket;
   socket = null;
-  if (old) { old.onclose = old.onmessage = old.onopen = null; old.close(); }
+  if (!old) return;
+  old.onclose = old.onmessage = old.onopen = null;
+  // Closing one that is still connecting makes the browser complain: it is closed as soon as it is open.
+  if (old.readyState === WebSocket.CONNECTING) old.onopen = () => old.close(); else old.close();
 }
 
 function lost() {
@@ -123,6 +126,7 @@ if (body.dataset.live) {
   });
   addEventListener("online", () => { if (!wasOn) connect(); });
   addEventListener("pagehide", close);
+  addEventListener("pageshow", (event) => { if (event.persisted) { lostAt ||= Date.now(); wasOn = false; connect(); } });
   body.addEventListener("htmx:afterSettle", subscribe);
   if (!document.hidden) connect();
 }
