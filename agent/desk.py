@@ -17,7 +17,7 @@ from agent.jobenv import SpecError, environment
 from agent.logs import LogShipper
 from agent.processes import Processes, RankState, Recoverable
 from agent.procs import boottime
-from agent.protocol import Desired, ExitInfo, Observed, RankId, RankSpec, from_json, rank_parts, spec_sha256
+from agent.protocol import Desired, ExitInfo, Observed, RankId, RankSpec, RestoreAnswer, RestoreAsk, from_json, rank_parts, spec_sha256
 from agent.reconcile import DEFAULT_GRACE_S, Forget, Held, Lease, Refuse, Start, Stop, Warn, diff
 from agent.store import RankRow, Store
 
@@ -184,6 +184,24 @@ class RankDesk:
                 seen = from_json(Observed, {**seen.to_json(), "state": live.state, "started_at": live.started_at})
             found.append(seen)
         return tuple(found)
+
+    def restored_answer(self, ask: RestoreAsk) -> RestoreAnswer:
+        """What a control plane that lost its latest days wants to know."""
+        tombs, rows = self._store.tombstones(), self._store.ranks()
+        return RestoreAnswer(
+            id=ask.id,
+            ran={str(job): tombs[job].ran_epoch for job in ask.jobs if job in tombs and tombs[job].ran_epoch > 0},
+            specs={rank: spec for rank in ask.ranks if rank in rows and (spec := rows[rank].spec) is not None},
+            last_job=max([*tombs, *(row.job for row in rows.values())], default=0),
+        )
+
+    def send_again(self) -> None:
+        """The control plane may have lost what it had of our output and files: offer all of it that is still here."""
+        self._shipper.rewind()
+        for row in list(self._store.ranks().values()):
+            if row.is_final and not row.forgotten and row.spec is not None and row.state == "EXITED" and row.rank not in self.endings.open:
+                self._store.rank_update(row.rank, log_done=False, log_offset=0, artifacts_done=False)
+                self._resume(self._store.ranks()[row.rank], time.monotonic())
 
     def holders(self) -> dict[str, list[RankId]]:
         """Card → ranks of ours that hold it, those that ended and are not released included."""

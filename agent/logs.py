@@ -87,6 +87,13 @@ class LogShipper:
         with self._lock:
             self._tracks.pop(rank, None)
 
+    def rewind(self) -> None:
+        """Ask the server anew where each log ends there, those that it took no more of included."""
+        with self._lock:
+            for track in self._tracks.values():
+                track.offset, track.sure, track.closed, track.wait_until = 0, False, False, 0.0
+            self._kick()
+
     def offsets(self) -> dict[RankId, int]:
         """What the server has acknowledged, by rank."""
         with self._lock:

@@ -275,6 +275,16 @@ class CommandResult(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreAnswer(Message):
+    """What a restored control plane needs to know of this node (see RestoreAsk). Goes with the complete ``observed`` list."""
+
+    id: str  # of the question
+    ran: dict[str, int] = field(default_factory=dict)  # job → highest epoch that was ever started here; only jobs asked for
+    specs: dict[str, RankSpec] = field(default_factory=dict)  # rank → spec; only ranks asked for, as far as they are here
+    last_job: int = 0  # the highest job number that this node has ever heard of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest(Message):
     """``POST /api/agent/v1/sync``. ``observed`` is the complete list, every time."""
 
@@ -288,6 +298,7 @@ class SyncRequest(Message):
     observed: tuple[Observed, ...] = ()
     events: tuple[AgentEvent, ...] = ()
     results: tuple[CommandResult, ...] = ()
+    answer: RestoreAnswer | None = None
 
 
 # --- what the control plane wants -----------------------------------------------------------------------------
@@ -345,6 +356,16 @@ class Command(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreAsk(Message):
+    """Asked by a control plane that came back from a backup and no longer knows what ran since, until it is answered.
+    The agent also sends again what it still has of logs and artefacts: the restored side may lack their ends."""
+
+    id: str  # one for each restore
+    jobs: tuple[int, ...] = ()  # jobs of the backup that had not ended
+    ranks: tuple[RankId, ...] = ()  # ranks that the agent reports and the backup does not know
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Orders(Message):
     """The answer to a sync: the complete desired list of this node."""
 
@@ -355,6 +376,7 @@ class Orders(Message):
     desired: tuple[Desired, ...] = ()
     commands: tuple[Command, ...] = ()
     want_inventory: bool = False  # the server has none of this session: send it with the next sync
+    ask: RestoreAsk | None = None
 
 
 # --- joining --------------------------------------------------------------------------------------------------

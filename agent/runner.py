@@ -31,7 +31,7 @@ from agent.logs import LogShipper
 from agent.probe import Probe
 from agent.processes import Processes
 from agent.procs import boottime
-from agent.protocol import Inventory, Orders, ProtocolError, RankId, SyncRequest
+from agent.protocol import Inventory, Orders, ProtocolError, RankId, RestoreAsk, SyncRequest
 from agent.store import Store
 from agent.ws import Listener
 
@@ -90,6 +90,7 @@ class Runner:
             give_up_s=give_up_s,
         )
         self._commands = CommandRunner(backend=config.backend, output_path=self._desk.output_path, status=self._hardware.statuses)
+        self._ask: RestoreAsk | None = None  # a restored control plane's question; the next sync answers it
         self._inventory_sent: Inventory | None = None
         self._facts: Inventory | None = None  # what was made of the cards below
         self._facts_of: tuple[Cards, str | None] | None = None
@@ -246,6 +247,7 @@ class Runner:
             observed=self._desk.observed(),
             events=self._store.events(),
             results=self._store.results(),
+            answer=self._desk.restored_answer(self._ask) if self._ask is not None else None,
         )
         return request, due
 
@@ -296,6 +298,13 @@ class Runner:
             self._processes_sent_at = self._hardware.view.processes_at
         self._store.events_ack(set(orders.ack_eids))
         self._store.results_ack(r.cid for r in request.results)
+        if request.answer is not None:
+            # After the answer was taken: until then the server may not know a rank whose output comes again.
+            self._desk.send_again()
+        if orders.ask is not None:
+            # Without a pause the first time; a server that asks again could not take the answer, and that may take time.
+            self._dirty |= self._ask is None
+        self._ask = orders.ask
         if orders.want_inventory and inventory is None:
             self._inventory_sent = None
             self._dirty = True

@@ -27,6 +27,7 @@ from jobs.models import Artifact, Rank
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services import attempt_maybe_finish, observed_apply, orders_build
 from jobs.services.observe import Applied, ForeignRank, ranks_of
+from jobs.services.restore import restore_sync
 from nodes import live
 from nodes.auth import node_authenticate
 from nodes.models import Node, NodeState
@@ -118,7 +119,7 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
     if not seen.accepted:
         return _refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
     # 3. A full reconcile is done: the node takes work again.
-    if node.state == NodeState.RECOVERING and not seen.is_repeat and node_ready(node=node, now=now):
+    if node.state == NodeState.RECOVERING and not seen.is_repeat and not node.restore and node_ready(node=node, now=now):
         pass_nudge()
     # 4. Orders.
     orders = Orders(
@@ -129,6 +130,7 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         desired=(*orders_build(applied.ranks), *applied.extra),
         commands=tuple(seen.commands),
         want_inventory=seen.want_inventory,
+        ask=applied.ask,
     )
     return JsonResponse(orders.to_json())
 
@@ -137,6 +139,10 @@ def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[Nod
     seen = node_sync(node=node, sync=message, now=now)
     if not seen.accepted:
         return seen, Applied()
+    if node.restore:
+        # Back from a backup: no orders for this node until it has said what ran on it since.
+        answer = None if seen.is_repeat else message.answer
+        return seen, restore_sync(node=node, observed=message.observed, answer=answer, now=now)
     if seen.is_repeat:
         return seen, Applied(ranks=ranks_of(node))  # an answer that was lost: say it again, change nothing
     if seen.inventory_changed:

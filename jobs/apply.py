@@ -28,6 +28,7 @@ from jobs.scheduler.reasons import HELD
 from jobs.services.moves import CHUNK, jobs_move
 from nodes.models import Gpu, Node
 from quotas.errors import DomainError
+from quotas.models import User
 from quotas.services import cards_hold
 
 #: So many placements a transaction: it stays short, and a long plan lets syncs in between.
@@ -59,7 +60,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     jobs = {
         job.pk: job
         for job in Job.objects.select_for_update()
-        .filter(pk__in=[placed.job for placed in placements], state=JobState.WAITING, held=False, want_cancel=False)
+        .filter(pk__in=[placed.job for placed in placements], state=JobState.WAITING, held=False, want_cancel=False, is_restored=False)
         .order_by("pk")
     }
     taken: dict[int, list[core.Slice]] = defaultdict(list)
@@ -143,9 +144,12 @@ def _cards_take(grants: Iterable[core.Grant]) -> None:
 
 
 def _rows_insert(placements: Sequence[core.Placement], *, jobs: dict[int, Job], gpus: dict[int, core.Gpu], now: datetime) -> None:
-    attempts = Attempt.objects.bulk_create(Attempt(job_id=p.job, epoch=jobs[p.job].epoch + 1, created_at=now) for p in placements)
+    # As jobs_move counts: above the job's own epoch and above the floor of a restore.
+    epochs = {pk: max(job.epoch, job.epoch_floor) + 1 for pk, job in jobs.items()}
+    attempts = Attempt.objects.bulk_create(Attempt(job_id=p.job, epoch=epochs[p.job], created_at=now) for p in placements)
     nodes = dict(Node.objects.filter(pk__in={rank.node for p in placements for rank in p.ranks}).values_list("pk", "address"))
     addresses = {pk: address or "127.0.0.1" for pk, address in nodes.items()}
+    owners = dict(User.objects.filter(pk__in={job.owner_id for job in jobs.values()}).values_list("pk", "email"))
     uuids = {pk: gpu.uuid for pk, gpu in gpus.items()}
     ranks: list[Rank] = []
     grants: list[tuple[core.Grant, ...]] = []
@@ -160,6 +164,7 @@ def _rows_insert(placements: Sequence[core.Placement], *, jobs: dict[int, Job], 
             addresses=addresses,
             log_cap_mib=settings.LOG_CAP_MIB,
             grace_s=settings.STOP_GRACE_S,
+            owner=owners.get(job.owner_id, ""),
         )
         for rank, spec in zip(placed.ranks, specs, strict=True):
             ranks.append(

@@ -1,4 +1,4 @@
-"""Job, Attempt, Rank, Slice, JobEvent, IdempotencyKey: fields, constraints, tiny properties. Writes are in services.
+"""Job, Attempt, Rank, Slice, JobEvent, IdempotencyKey, Restore: fields, constraints, tiny properties. Writes are in services.
 
 INVARIANT (database): one live attempt a job; a final state never changes and an epoch never falls (triggers on both
 databases); a slice holds memory; job events are append-only (trigger).
@@ -71,6 +71,9 @@ class Job(models.Model):
     wait_at = models.DateTimeField(_("reason checked"), null=True, blank=True)
     # how it went
     epoch = models.PositiveIntegerField(_("epoch"), default=0)
+    # After a restore: later attempts begin above every epoch that a node may have seen, and none does before all have spoken.
+    epoch_floor = models.PositiveIntegerField(default=0, editable=False)
+    is_restored = models.BooleanField(_("from a backup"), default=False, editable=False)
     end_reason = models.CharField(_("end reason"), max_length=24, blank=True)
     end_params = models.JSONField(default=dict, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
@@ -255,3 +258,24 @@ class IdempotencyKey(models.Model):
 
     def __str__(self) -> str:
         return self.key
+
+
+class Restore(models.Model):
+    """One return from a backup. Open until every node has said what it ran since (``Node.restore`` names those that haven't)."""
+
+    id = models.CharField(primary_key=True, max_length=36)
+    backup_at = models.DateTimeField(_("backup made"))
+    at = models.DateTimeField(_("restored"), default=timezone.now)
+    epoch_floor = models.PositiveIntegerField(_("epoch floor"))
+    last_job = models.BigIntegerField(_("last job of the backup"))
+    next_job = models.BigIntegerField(_("first job number after it"))
+    ran = models.JSONField(default=dict)  # job → [highest epoch that a node started, that node's name]
+    settled_at = models.DateTimeField(_("settled"), null=True, blank=True)
+
+    class Meta:
+        ordering = ("-at",)
+        verbose_name = _("restore")
+        verbose_name_plural = _("restores")
+
+    def __str__(self) -> str:
+        return f"restore of {self.at:%Y-%m-%d %H:%M}"

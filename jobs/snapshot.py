@@ -175,7 +175,7 @@ def build(now: datetime) -> core.Snapshot:
         .order_by("-priority", "submitted_at", "pk")
         .values_list(
             "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
-            "time_limit_s", "held", "held_why", "held_by__email",
+            "time_limit_s", "held", "held_why", "held_by__email", "is_restored",
         )
     )  # fmt: skip
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
@@ -183,13 +183,15 @@ def build(now: datetime) -> core.Snapshot:
     room, room_projects = cards_room(users=owners, projects=projects)
     jobs: list[core.Job] = []
     requests: dict[tuple[Any, ...], core.Request] = {}
-    for pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by in waiting:
+    for pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored in waiting:
         shape = (count, mem, nodes_n, *sorted(limits.items()))
         if shape not in requests:
             requests[shape] = _request(count, mem, nodes_n, limits)
         hold, params = (None, {})
         if held:
             hold, params = "held", {"by": by or "", "why": why}
+        elif restored:
+            hold = "restored"
         elif owner in over:
             hold, params = "quota_exceeded", over[owner]
         elif project in over_projects:

@@ -267,6 +267,7 @@ REASONS: dict[str, Sentence] = {
     "cards_exceeded": lambda p: (
         _("Needs %(needed)d GPUs; the quota has room for %(room)d more now.") % {"needed": p["needed"], "room": p["room"]}
     ),
+    "restored": lambda p: _("The control plane came back from a backup; the job waits until all nodes have said what ran since."),
     "vendor": _asked("vendor"),
     "model": _asked("model"),
     "arch": _asked("arch"),
@@ -355,6 +356,14 @@ def _launch_failed(p: Params) -> str:
     return f"{text} {str(_DETAIL) % {'detail': p['detail']}}" if p.get("detail") else text
 
 
+def _exit_unknown(p: Params) -> str:
+    if p.get("after_backup"):
+        text = _("It was started after the backup that the control plane came back from; how it ended is lost with those days.")
+    else:
+        text = _("The program is gone and nobody saw how it ended.")
+    return f"{text} {str(_ON_NODE) % {'node': p['node']}}" if p.get("node") else text
+
+
 def _crash_limit(p: Params) -> str:
     text = _("It was put back into the queue too often and is given up.")
     if p.get("times"):
@@ -371,7 +380,7 @@ STOPS = {"gang": gettext_lazy("Another part of the job has ended.")}
 ENDS: dict[str, Sentence] = {
     EndReason.COMPLETED: lambda p: _("The program ended with exit code 0."),
     EndReason.NONZERO_EXIT: _nonzero,
-    EndReason.EXIT_UNKNOWN: _with(gettext_lazy("The program is gone and nobody saw how it ended."), "node", _ON_NODE),
+    EndReason.EXIT_UNKNOWN: _exit_unknown,
     EndReason.TIME_LIMIT: _with(
         gettext_lazy("Stopped at its time limit."), "limit_s", gettext_lazy("The limit was %(limit_s)s."), duration
     ),
@@ -453,6 +462,8 @@ EVENTS: dict[str, Sentence] = {
     "requeued": _because(gettext_lazy("Put back into the queue.")),
     "succeeded": _because(gettext_lazy("Ended.")),
     "failed": _because(gettext_lazy("Failed.")),
+    "recovered": _with(gettext_lazy("Taken in from a node after a restore; the backup did not know it."), "node", _ON_NODE),
+    "adopted": _with(gettext_lazy("A node runs it since after the backup."), "node", _ON_NODE),
     "node_silent": _with(gettext_lazy("Its node is silent; the program may still run."), "node", _ON_NODE),
 }
 

@@ -35,6 +35,8 @@ class Node(models.Model):
     past_sessions = models.JSONField(default=list, editable=False)
     last_seq = models.BigIntegerField(default=0, editable=False)
     boot_id = models.CharField(_("boot id"), max_length=40, blank=True)
+    # The restore from a backup that this node has not answered yet (jobs.models.Restore): until then it takes no work.
+    restore = models.CharField(_("restore to answer"), max_length=36, blank=True, default="", editable=False)
     inventory_sha256 = models.CharField(max_length=64, blank=True, editable=False)
     last_seen_at = models.DateTimeField(_("last seen"), null=True, blank=True)
     hostname = models.CharField(_("host name"), max_length=253, blank=True)

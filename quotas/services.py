@@ -64,13 +64,19 @@ def _quota_rolled(quota: Quota, *, now: datetime) -> Quota:
 
 
 @transaction.atomic
-def quota_job_admit(*, user: User | int, project: Project | int | None = None, now: datetime | None = None) -> None:
+def quota_job_admit(
+    *, user: User | int, project: Project | int | None = None, now: datetime | None = None, is_forced: bool = False
+) -> None:
     """Count one more active job against the user and the project. Call inside the transaction that inserts the job.
+    ``is_forced`` counts whatever the limit: the job is there already.
 
     Raises QuotaExceeded (what = gpu_hours | active_jobs); nothing is counted then.
     """
     now = now or timezone.now()
     for quota in _quotas(user=user, project=project, now=now):
+        if is_forced:
+            Quota.objects.filter(pk=quota.pk).update(active_jobs=F("active_jobs") + 1)
+            continue
         admitted = (
             Quota.objects.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=F("gpu_hours") * 3600.0), pk=quota.pk)
             .filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs")))
@@ -98,11 +104,17 @@ def quota_job_done(*, user: User | int, project: Project | int | None = None, co
 
 
 @transaction.atomic
-def cards_hold(*, user: User | int, project: Project | int | None = None, n: int, now: datetime | None = None) -> None:
-    """Count ``n`` more held cards. Call in the transaction that takes the slices. Raises QuotaExceeded; nothing is counted then."""
+def cards_hold(
+    *, user: User | int, project: Project | int | None = None, n: int, now: datetime | None = None, is_forced: bool = False
+) -> None:
+    """Count ``n`` more held cards. Call in the transaction that takes the slices. Raises QuotaExceeded; nothing is counted then.
+    ``is_forced`` counts whatever the limit: the cards are in use already."""
     if n <= 0:
         return
     for quota in _quotas(user=user, project=project, now=now or timezone.now()):
+        if is_forced:
+            Quota.objects.filter(pk=quota.pk).update(held_cards=F("held_cards") + n)
+            continue
         held = (
             Quota.objects.filter(pk=quota.pk)
             .filter(Q(max_cards__isnull=True) | Q(held_cards__lte=F("max_cards") - n))

@@ -29,6 +29,7 @@ def rank_specs(
     addresses: Mapping[int, str],
     log_cap_mib: int,
     grace_s: int,
+    owner: str,
 ) -> list[RankSpec]:
     """One spec a rank, in rank order. The user's variables win over ours here; D12's are added by the agent and win over both."""
     total = sum(len(rank.grants) for rank in ranks)
@@ -37,6 +38,7 @@ def rank_specs(
         env = {
             "NEBULA_JOB_ID": str(job.pk),
             "NEBULA_JOB_NAME": job.name,
+            "NEBULA_JOB_OWNER": owner,
             "NEBULA_ATTEMPT": str(epoch),
             "NEBULA_NNODES": str(len(ranks)),
             "NEBULA_NODE_RANK": str(rank.index),

@@ -28,6 +28,7 @@ MEMORY_UNKNOWN: Final = "memory_unknown"
 HELD: Final = "held"
 QUOTA_EXCEEDED: Final = "quota_exceeded"
 CARDS_EXCEEDED: Final = "cards_exceeded"
+RESTORED: Final = "restored"
 # One card or one node is of the wrong kind; said by ``grant_for`` and ``fits``, and by ``plan`` only as a never_* code.
 VENDOR: Final = "vendor"
 MODEL: Final = "model"
@@ -105,6 +106,7 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     HELD: {"by": "who holds it; None = the system", "why": "what they wrote; None = nothing"},
     QUOTA_EXCEEDED: {"used": "used so far", "limit": "the limit", "resets_at": "when the limit starts anew; None = never"},
     CARDS_EXCEEDED: {"needed": "cards asked for", "room": "cards that the owner or the project may still hold"},
+    RESTORED: {},
     VENDOR: {"asked": "asked for", "have": "what the card is"},
     MODEL: {"asked": "asked for", "have": "what the card is"},
     ARCH: {"asked": "asked for", "have": "what the card is; None = unknown"},

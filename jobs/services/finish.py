@@ -26,6 +26,8 @@ CAUSE_REASONS = {
     "pids_limit": EndReason.PIDS_LIMIT,
 }
 END_REASONS = frozenset(reason.value for reason in EndReason)
+#: What an agent says of a rank that it does not hold (any more).
+UNSURE = frozenset({"exit_unknown", "never_started"})
 FENCES = {"node_rebooted": Fence.BOOT_ID_CHANGED, "lease_expired": Fence.SELF_FENCE_EXPIRED}
 
 
@@ -90,10 +92,12 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
 
     Call inside a transaction. The attempt's row is swapped from live to ended, so that of two callers one acts.
     """
-    Job.objects.select_for_update().get(pk=attempt.job_id)
+    job = Job.objects.select_for_update().get(pk=attempt.job_id)
     ranks = list(Rank.objects.filter(attempt=attempt).select_related("node").order_by("index"))
     if any(rank.observed not in RANK_FINAL for rank in ranks) or not _logs_complete(ranks, now=now, patience_s=patience_s):
         return False
+    if job.is_restored and (len(ranks) < job.nodes or any(rank.exit_cause in UNSURE for rank in ranks)):
+        return False  # a node that was not heard yet may hold another part of it, or a later attempt (services/restore.py)
     attempt.refresh_from_db()
     end = end_of(attempt, ranks)
     causes = {rank.exit_cause for rank in ranks}

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db import transaction
 from django.db.models import F
+from django.db.models.functions import Greatest
 from django.utils import timezone
 
 from jobs.lifecycle import FINAL, InvalidTransition, JobState, sources
@@ -28,11 +29,13 @@ def jobs_move(
     per_job: Mapping[int, Mapping[str, Any]] | None = None,
     expect: JobState | None = None,
     epoch_step: int = 0,
+    epoch_to: int | None = None,
 ) -> list[int]:
     """Moves those of ``ids`` that may move to ``to``; returns the ids that moved, in order.
 
     ``fields`` are set in the same statement. ``per_job`` adds to the event's params for one job. ``expect`` allows one
-    old state only. ``epoch_step`` 1 begins a new attempt's epoch. A job in any other state, or already final, is left
+    old state only. ``epoch_step`` 1 begins a new attempt's epoch, above the job's floor; ``epoch_to`` takes one that a node
+    already runs. A job in any other state, or already final, is left
     alone: the caller compares what came back. A move to a final state gives back the owner's place among the active
     jobs. Locks the rows on PostgreSQL.
     """
@@ -46,14 +49,19 @@ def jobs_move(
                 Job.objects.select_for_update()
                 .filter(pk__in=chunk, state__in=allowed)
                 .order_by("pk")
-                .values_list("pk", "state", "epoch", "owner_id", "project_id")
+                .values_list("pk", "state", "epoch", "owner_id", "project_id", "epoch_floor")
             )
-            found = {pk: (state, epoch, owner, project) for pk, state, epoch, owner, project in rows}
+            found = {
+                pk: (state, epoch_to or (max(epoch, floor) + epoch_step if epoch_step else epoch), owner, project)
+                for pk, state, epoch, owner, project, floor in rows
+            }
             if not found:
                 continue
             changes: dict[str, Any] = {"state": to, **(fields or {})}
-            if epoch_step:
-                changes["epoch"] = F("epoch") + epoch_step
+            if epoch_to is not None:
+                changes["epoch"] = epoch_to
+            elif epoch_step:
+                changes["epoch"] = Greatest(F("epoch"), F("epoch_floor")) + epoch_step
             if to in FINAL:
                 changes.setdefault("ended_at", now)
             for old in sorted({row[0] for row in found.values()}):
@@ -72,7 +80,7 @@ def jobs_move(
                     params={**(params or {}), **((per_job or {}).get(pk) or {})},
                     from_state=found[pk][0],
                     to_state=to,
-                    epoch=found[pk][1] + epoch_step,
+                    epoch=found[pk][1],
                     by_id=by,
                 )
                 for pk in order

@@ -12,16 +12,17 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 from django.db import transaction
+from django.utils import timezone
 
-from agent.protocol import Desired, Observed, RankSpec, from_json
+from agent.protocol import Desired, Observed, RankSpec, RestoreAsk, from_json, rank_parts
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
-from jobs.models import Attempt, Job, Rank
+from jobs.models import Attempt, Job, Rank, Restore
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.finish import attempt_maybe_finish, ranks_forget
 from jobs.services.moves import jobs_move
 from jobs.services.slices import slices_activate, slices_quarantine, slices_release, slices_releasing
 from jobs.services.stop import attempt_stop
-from nodes.models import Node
+from nodes.models import Node, NodeState
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class Applied:
 
     ranks: list[Rank] = field(default_factory=list)
     extra: list[Desired] = field(default_factory=list)
+    ask: RestoreAsk | None = None
 
 
 def ranks_of(node: Node) -> list[Rank]:
@@ -84,9 +86,26 @@ def _strangers(*, node: Node, keys: list[str], observed: Sequence[Observed]) -> 
         if row is not None:
             orders.append(Desired(rank=seen.rank, epoch=seen.epoch, want="FORGET"))  # the FORGET was lost on its way
         else:
-            # Only a restored database forgets a rank. It keeps running: nobody here can tell what it is.
-            log.warning("%s reports rank %s, which this database does not know", node.name, seen.rank)
+            orders += _unknown(node, seen)
     return orders
+
+
+def _unknown(node: Node, seen: Observed) -> list[Desired]:
+    """Only a restored database forgets a rank. What belongs to a lap that is over here is ended; of anything else the node
+    is asked (services/restore.py), and keeps it running. Causes up to three queries."""
+    from jobs.services.restore import stale_order
+
+    job = Job.objects.filter(pk=rank_parts(seen.rank)[0]).first()
+    order = stale_order(job=job, seen=seen) if job is not None else None
+    if order is not None:
+        log.warning("%s reports rank %s, a lap that is over here: %s", node.name, seen.rank, order.want)
+        return [order]
+    log.warning("%s reports rank %s, which this database does not know", node.name, seen.rank)
+    restore = Restore.objects.first()
+    if restore is not None and seen.state in ("PREPARING", "RUNNING"):
+        # It joined after the backup: it has not been asked yet. Out of the pool with it until it was.
+        Node.objects.filter(pk=node.pk, restore="").update(restore=restore.pk, state=NodeState.RECOVERING, state_at=timezone.now())
+    return []
 
 
 def _is_news(rank: Rank, seen: Observed) -> bool:
