@@ -7,27 +7,34 @@ const DEAD_MS = 15000;
 let last = null, at = 0, asking = false;
 
 export const panel = () => document.querySelector("[data-layout]");
-export const words = () => JSON.parse(panel().dataset.words);
+let spoken = null, parsed = null;
+export function words() {
+  const text = panel().dataset.words;
+  if (text !== spoken) { spoken = text; parsed = JSON.parse(text); }
+  return parsed;
+}
 export const changed = (frame, old, i) => !old || ["m", "u", "t", "w", "r", "k", "s"].some((key) => frame[key][i] !== old[key][i]);
 
-export function gib(mib, joint) {
-  return mib === null ? words().na : `${(mib / 1024).toLocaleString("en", { maximumFractionDigits: 1 })}${joint}GiB`;
+export function gib(mib, said) {
+  return mib === null ? said.na : `${(mib / 1024).toFixed(1).replace(/\.0$/, "").replace(/\B(?=(\d{3})+(?!\d))/g, ",")}${said.joint}GiB`;
 }
 
-export function strip(text, me) {
-  return (text ? text.split(",") : []).map((piece) => {
-    const [permille, whose] = piece.split(":"), part = document.createElement("i");
+/* Draws a memory strip; pieces that are there are used again. */
+export function strip(element, text, me) {
+  const pieces = text ? text.split(",") : [];
+  while (element.childElementCount > pieces.length) element.lastElementChild.remove();
+  pieces.forEach((piece, at) => {
+    const [permille, whose] = piece.split(":"), part = element.children[at] ?? element.appendChild(document.createElement("i"));
     const kind = { "!g": "ghost", "!q": "quar" }[whose] ?? (whose === me ? "mine" : "");
-    if (kind) part.dataset.k = kind;
+    if ((part.dataset.k ?? "") !== kind) { if (kind) part.dataset.k = kind; else delete part.dataset.k; }
     part.style.setProperty("--w", `${permille / 10}%`);
-    return part;
   });
 }
 
 function figures(frame, old) {
   const said = words(), joint = said.joint;
   const show = {
-    m: (v) => `${v}%`, u: (v) => `${v}%`, t: (v) => `${v}${joint}°C`, w: (v) => `${v}${joint}W`, r: (v) => gib(v, joint),
+    m: (v) => `${v}%`, u: (v) => `${v}%`, t: (v) => `${v}${joint}°C`, w: (v) => `${v}${joint}W`, r: (v) => gib(v, said),
   };
   for (const row of panel().querySelectorAll("[data-i]:not(.gpu)")) {
     const i = Number(row.dataset.i);
@@ -38,7 +45,8 @@ function figures(frame, old) {
     }
     const bar = row.querySelector("[data-meter]");
     if (bar) bar.style.setProperty("--w", `${frame[bar.dataset.meter][i] ?? 0}%`);
-    if (!old || old.s[i] !== frame.s[i]) row.querySelector("[data-strip]")?.replaceChildren(...strip(frame.s[i], panel().dataset.me));
+    const memory = row.querySelector("[data-strip]");
+    if (memory && (!old || old.s[i] !== frame.s[i])) strip(memory, frame.s[i], panel().dataset.me);
   }
 }
 

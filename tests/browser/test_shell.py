@@ -1,0 +1,105 @@
+"""The frame of every page: language, theme, keys, and a live connection that mends itself."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from bench.live.grid import Grid
+
+PAGES = ("/", "/?cards=table", "/nodes/", "/nodes/add/new/")
+
+
+def test_language_and_theme_stay_chosen(grid: Grid, open_page: Any) -> None:
+    page = open_page("/", color_scheme="light")
+    page.click("header [data-theme-toggle]")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.locator("header form button[name=language]").click()
+    expect(page.locator("html")).to_have_attribute("lang", "zh-Hans")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")  # written by the server: nothing flashes
+    expect(page.locator("h2").first).to_have_text("你现在可用")
+    page.goto(grid.url + "/nodes/")
+    expect(page.locator("h1")).to_have_text("节点")
+    page.locator("header form button[name=language]").click()
+    expect(page.locator("h1")).to_have_text("Nodes")
+
+
+def test_keys_lead_around(grid: Grid, open_page: Any) -> None:
+    page = open_page("/")
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    page.wait_for_url("**/nodes/")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/nodes/[\w-]+/$"))
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    page.wait_for_url(grid.url + "/")
+
+
+def test_single_keys_can_be_switched_off(grid: Grid, open_page: Any) -> None:
+    page = open_page("/")
+    page.keyboard.press("?")
+    page.check("[data-keys-off]")
+    page.keyboard.press("Escape")
+    theme = page.locator("html").get_attribute("data-theme")
+    page.keyboard.press("t")
+    assert page.locator("html").get_attribute("data-theme") == theme
+
+
+def test_a_lost_connection_is_told_and_mended(grid: Grid, open_page: Any, odd: list[str]) -> None:
+    page = open_page("/")
+    expect(page.locator("html")).to_have_attribute("data-live", "on")
+    old = grid.kill("web")
+    expect(page.locator("html")).to_have_attribute("data-live", "off")
+    expect(page.locator("[data-live-dot]")).to_have_text(re.compile(r"Paused \d+ s"))
+    grid.wait_restarted("web", old)
+    with (
+        page.expect_response(lambda answer: answer.url.endswith("/cells/")),
+        page.expect_response(lambda answer: answer.url.endswith("/overview/pieces/")),
+    ):  # what was missed is fetched
+        expect(page.locator("html")).to_have_attribute("data-live", "on", timeout=30_000)
+    expect(page.locator("[data-live-dot]")).to_have_text("Live")
+    assert all("WebSocket" in text or "ERR_CONNECTION" in text for text in odd)  # the browser tells of each try
+    odd.clear()
+
+
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_page_is_wider_than_the_window(grid: Grid, open_page: Any, width: int, language: str) -> None:
+    with grid.client() as client:
+        name = client.node_list()[0]["name"]
+    page = open_page("/", width=width, language=language)
+    for path in (*PAGES, f"/nodes/{name}/", f"/nodes/{name}/gpu0/", f"/nodes/{name}/drain/"):
+        page.goto(grid.url + path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+def test_a_drain_is_seen_at_once_by_another_reader(grid: Grid, open_page: Any) -> None:
+    with grid.client() as client:
+        name = client.node_list()[0]["name"]
+    staff, other = open_page(f"/nodes/{name}/"), open_page("/")
+    expect(other.locator("html")).to_have_attribute("data-live", "on")
+    staff.click("text=Drain…")
+    staff.fill("#id_reason", "fan <i>broken</i>")
+    staff.click("form.panel button.danger")
+    expect(staff.locator(".note")).to_contain_text("fan <i>broken</i>")
+    expect(other.locator("#notices")).to_contain_text(f"{name} takes no new work", timeout=8000)
+    staff.click("text=Resume")
+    expect(staff.locator("text=Drain…")).to_be_visible()
+    expect(other.locator("#notices")).not_to_contain_text(f"{name} takes no new work", timeout=8000)
+
+
+def test_an_agent_answers_a_ping(grid: Grid, open_page: Any) -> None:
+    with grid.client() as client:
+        name = client.node_list()[0]["name"]
+    page = open_page(f"/nodes/{name}/")
+    page.locator("#commands button[value=ping]").click()
+    expect(page.locator("#commands li").first).to_contain_text("Answered", timeout=20_000)
