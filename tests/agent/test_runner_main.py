@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent import config as config_module
-from agent.backends import simulated as simulated_module
-from agent.backends.simulated import scenario_parse
+from agent.backends.scenario import FAULTS, scenario_parse
 from agent.config import ConfigError, config_load, config_path, config_text
 from agent.jobenv import SpecError, environment
 from agent.main import main, status_lines
@@ -396,6 +395,6 @@ def test_every_key_is_documented_with_its_variable(key: str) -> None:
     assert f"| `{key}` | `{variable}` |" in DOC
 
 
-@pytest.mark.parametrize("fault", simulated_module._FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_is_documented(fault: str) -> None:
     assert f"| `{fault}` |" in DOC

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent.backends.base import BackendError, BackendHang, Placed
-from agent.backends.simulated import ScenarioError, SimulatedBackend, scenario_parse
+from agent.backends.scenario import ScenarioError, scenario_parse
+from agent.backends.simulated import SimulatedBackend
 from agent.probe import InlineProbe
 from agent.protocol import GpuGrant
 
@@ -125,6 +126,109 @@ def test_memory_follows_what_runs(world: World) -> None:
     world.backend.placed([])
     assert world.backend.get_status()[0].used_mib == 0
     assert world.backend.get_process_list() == []
+
+
+def holds(world: World, *mib: int, exclusive: bool = False) -> None:
+    """Ranks with so much of the first card each."""
+    uuid = world.backend.inventory().gpus[0].uuid
+    grants = [GpuGrant(uuid=uuid, mib=size, exclusive=exclusive) for size in mib]
+    world.backend.placed([Placed(rank=f"{i}.1.0", pids=(os.getpid(),), gpus=(grant,)) for i, grant in enumerate(grants, 1)])
+
+
+def test_a_card_warms_up_and_cools_down_with_its_lag(world: World) -> None:
+    lag = {"lag_s": 60}
+    world.write(devices=[{**CARD, "metrics": {"temp_c": {"base": 30, **lag}}, "busy": {"temp_c": {"base": 80, **lag}}}])
+
+    def temp() -> int | None:
+        return world.backend.get_status()[0].temp_c
+
+    assert temp() == 30
+    holds(world, 8192)
+    assert temp() == 30
+    world.clock.now += 60
+    assert temp() == 62  # 80 - 50 / e
+    world.clock.now += 600
+    assert temp() == 80
+    holds(world)
+    world.clock.now += 60
+    assert temp() == 48  # 30 + 50 / e
+    world.clock.now += 600
+    assert temp() == 30
+
+
+def test_how_often_the_card_is_read_does_not_change_how_it_warms_up(world: World) -> None:
+    lag = {"lag_s": 60}
+    world.write(devices=[{**CARD, "metrics": {"temp_c": {"base": 30, **lag}}, "busy": {"temp_c": {"base": 80, **lag}}}])
+    world.backend.get_status()
+    holds(world, 8192)
+    for _ in range(60):
+        world.clock.now += 1
+        last = world.backend.get_status()[0].temp_c
+    assert last == 62
+
+
+def test_use_comes_in_waves(world: World) -> None:
+    world.write(devices=[{**CARD, "metrics": {"util_pct": {"base": 50, "wave": 20, "period_s": 40}}}])
+    seen = []
+    for _ in range(4):
+        seen.append(world.backend.get_status()[0].util_pct)
+        world.clock.now += 10
+    assert seen == [50, 70, 50, 30]
+
+
+def test_waves_stay_within_what_a_card_can_report(world: World) -> None:
+    world.write(devices=[{**CARD, "metrics": {"util_pct": {"base": 95, "wave": 20, "period_s": 40}}}])
+    assert world.backend.get_status()[0].util_pct == 95
+    world.clock.now += 10
+    assert world.backend.get_status()[0].util_pct == 100
+    assert world.backend.sanity.anomalies == {}
+
+
+def test_a_part_of_a_card_makes_a_part_of_the_heat(world: World) -> None:
+    world.write(devices=[{**CARD, "by_share": True, "metrics": {"util_pct": 0, "power_w": 20}, "busy": {"util_pct": 80, "power_w": 320}}])
+
+    def seen() -> tuple[int | None, int | None]:
+        status = world.backend.get_status()[0]
+        return status.util_pct, status.power_w
+
+    assert seen() == (0, 20)
+    holds(world, 20480)  # a quarter of the memory: half of the way
+    assert seen() == (40, 170)
+    holds(world, 20480, 20480, 20480, 20480)
+    assert seen() == (80, 320)
+    holds(world, 4096, exclusive=True)  # who has it alone keeps it busy alone
+    assert seen() == (80, 320)
+    holds(world)
+    assert seen() == (0, 20)
+
+
+def test_foreign_use_keeps_a_card_at_work_too(world: World) -> None:
+    card = {**CARD, "by_share": True, "metrics": {"util_pct": 0}, "busy": {"util_pct": 80}}
+    world.write(devices=[card], processes=[{"gpu": 0, "pid": 4242, "used_mib": 20480}])
+    assert world.backend.get_status()[0].util_pct == 40
+
+
+def test_memory_fills_up_while_a_rank_loads(world: World) -> None:
+    world.write(devices=[{**CARD, "rank_use": 0.5, "fill_s": 40}])
+    holds(world, 8192)
+    seen = []
+    for _ in range(4):
+        (process,) = world.backend.get_process_list() or []
+        seen.append((world.backend.get_status()[0].used_mib, process.used_mib))
+        world.clock.now += 20
+    assert seen == [(0, 0), (2048, 2048), (4096, 4096), (4096, 4096)]
+    holds(world)
+    assert world.backend.get_status()[0].used_mib == 0
+
+
+def test_a_kind_says_what_its_devices_leave_open(world: World) -> None:
+    kind = {**CARD, "vendor": "nvidia", "metrics": {"temp_c": 30, "power_w": 20}}
+    world.write(
+        kinds={"a100": kind}, devices=[{"kind": "a100", "count": 2}, {"kind": "a100", "total_mib": 40960, "metrics": {"temp_c": 50}}]
+    )
+    gpus = world.backend.inventory().gpus
+    assert [(g.model, g.total_mib) for g in gpus] == [("Simulated A100", 81920)] * 2 + [("Simulated A100", 40960)]
+    assert [(s.temp_c, s.power_w) for s in world.backend.get_status()] == [(30, 20), (30, 20), (50, 20)]
 
 
 def test_foreign_processes_hold_memory(world: World) -> None:
@@ -258,6 +362,13 @@ def test_links_name_cards_by_index_or_uuid(world: World) -> None:
         ({"devices": [{"metrics": {"temp_c": "hot"}}]}, "must be a number"),
         ({"devices": [{"metrics": {"temp_c": {"from": 1}}}]}, "must be {"),
         ({"devices": [{"rank_use": 9}]}, "rank_use"),
+        ({"devices": [{"metrics": {"temp_c": {"base": 1, "wave": 2}}}]}, "must be {"),
+        ({"devices": [{"metrics": {"temp_c": {"base": 1, "lag_s": 0}}}]}, "times above 0"),
+        ({"devices": [{"metrics": {"used_mib": {"base": 1, "lag_s": 5}}}]}, "use fill_s"),
+        ({"devices": [{"fill_s": -1}]}, "fill_s must be"),
+        ({"devices": [{"by_share": 1}]}, "by_share must be"),
+        ({"devices": [{"kind": "a100"}]}, "kinds has none"),
+        ({"devices": [], "kinds": {"a100": 1}}, "kinds must be"),
         ({"devices": [{"uuid": "GPU-a"}, {"uuid": "GPU-a"}]}, "same uuid"),
         ({"devices": [{}], "links": [{"a": 0, "b": 7, "kind": "nvlink"}]}, "no device has this index"),
         ({"devices": [{}, {}], "links": [{"a": 0, "b": 1, "kind": "rope"}]}, "expected one of"),
