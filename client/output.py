@@ -177,9 +177,9 @@ _MAKERS = re.compile(r"^(?:Simulated\s+)?(?:(?:NVIDIA\s+GeForce|NVIDIA|GeForce|I
 
 
 def model_short(model: str) -> str:
-    """ "NVIDIA GeForce RTX 4060 Laptop GPU" → "RTX 4060 Laptop"."""
+    """ "NVIDIA GeForce RTX 4060 Laptop GPU" → "RTX 4060 Laptop", "Intel(R) Arc(TM) A770 Graphics" → "Arc A770"."""
     short = _MAKERS.sub("", model.replace("(R)", "").replace("(TM)", "").strip())
-    short = re.sub(r"\s+GPU$", "", short).strip()
+    short = re.sub(r"\s+(?:GPU|Graphics)$", "", short).strip()
     return short or model
 
 
