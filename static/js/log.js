@@ -2,6 +2,7 @@
    REST; the socket only says when to look. Tail first, earlier output as one scrolls up, and never a gap: each read begins
    where the last one ended. Keys (data-key on the buttons): F follow, W wrap, End newest. */
 import { Lines } from "./loglines.js";
+import { bar } from "./logbar.js";
 import { finder } from "./logfind.js";
 
 const PIECE = 262144, POLL_MS = 3000;
@@ -12,11 +13,16 @@ class LogView {
     this.list = root.querySelector("ol");
     this.lines = new Lines(this.list);
     this.following = Boolean(root.dataset.live);
-    this.busy = this.again = this.isDone = false;
+    this.busy = this.again = this.isDone = this.wantsEarlier = false;
     this.next = null; // the byte that is read next; null = begin anew at the tail
     this.length = 0;
     this.find = finder(root, this.list);
-    this.buttons();
+    this.bar = bar(root, {
+      follow: () => this.follow(!this.following),
+      wrap: () => this.bar.press("wrap", !this.list.toggleAttribute("data-nowrap")),
+      newest: () => this.newest(),
+      earlier: () => this.earlier(),
+    });
     this.list.addEventListener("scroll", () => this.scrolled());
     const job = `job:${root.dataset.job}`;
     for (const name of [job, `${job}:log`, "live:on"]) document.body.addEventListener(name, () => this.pump());
@@ -47,13 +53,14 @@ class LogView {
         // Full, and the reader looks at something: it stays where it is. The rest comes with scrolling down, or with End.
         if (this.lines.isFull && !this.following && !this.isLow()) break;
         this.take(await this.ask(this.next === null ? { tail: PIECE, align: "lines" } : { offset: this.next, limit: PIECE }));
-      } while (this.again);
-      this.tell("");
+      } while (this.again && !this.isDone);
+      this.bar.trouble("");
     } catch {
-      this.tell(this.root.dataset.lost); // the next hint or tick goes on from the same byte
+      this.bar.trouble(this.root.dataset.lost); // the next hint or tick goes on from the same byte
     } finally {
       this.busy = false;
     }
+    if (this.wantsEarlier) this.earlier();
   }
 
   take(piece) {
@@ -62,7 +69,8 @@ class LogView {
       this.again = true;
       return;
     }
-    if (this.next === null) this.lines.clear(piece.offset);
+    const isFirst = this.next === null;
+    if (isFirst) this.lines.clear(piece.offset);
     this.next = piece.next_offset;
     this.length = piece.length;
     this.isDone = piece.is_complete;
@@ -72,7 +80,7 @@ class LogView {
       if (this.lines.isFull && (this.following || this.isLow())) this.lines.trimTop();
     }
     this.changed();
-    if (this.following) this.toEnd();
+    if (this.following || isFirst) this.toEnd();
   }
 
   changed() {
@@ -82,11 +90,12 @@ class LogView {
     dataset.empty = this.lines.isEmpty ? "1" : "";
     dataset.cut = this.lines.start ? "1" : "";
     dataset.done = this.isDone ? "1" : "";
-    this.root.querySelector("[data-size]").textContent = this.length < 1024 ? `${this.length} B` : `${(this.length / 1024).toLocaleString("en", { maximumFractionDigits: this.length < 1e6 ? 1 : 0 })} KiB`;
+    this.bar.size(this.length);
   }
 
   async earlier() {
     const end = this.lines.start;
+    this.wantsEarlier = this.busy;
     if (this.busy || !end || this.lines.isFull) return;
     this.busy = true;
     try {
@@ -94,7 +103,7 @@ class LogView {
       this.lines.prepend(await this.ask({ offset: end - limit, limit, align: "lines" }));
       this.changed();
     } catch {
-      this.tell(this.root.dataset.lost);
+      this.bar.trouble(this.root.dataset.lost);
     } finally {
       this.busy = false;
     }
@@ -117,7 +126,7 @@ class LogView {
   follow(on) {
     if (this.following === on) return;
     this.following = on;
-    this.press("[data-follow]", on);
+    this.bar.press("follow", on);
     if (on) this.newest();
   }
 
@@ -125,26 +134,6 @@ class LogView {
     if (this.next !== null && this.length - this.next > PIECE) this.next = null;
     await this.pump();
     this.toEnd();
-  }
-
-  press(selector, on) {
-    const button = this.root.querySelector(selector), word = button?.querySelector("[data-on]");
-    button?.setAttribute("aria-pressed", String(on));
-    if (word) word.textContent = on ? word.dataset.on : word.dataset.off;
-  }
-
-  buttons() {
-    const acts = {
-      "[data-follow]": () => this.follow(!this.following),
-      "[data-wrap]": () => this.press("[data-wrap]", !this.list.toggleAttribute("data-nowrap")),
-      "[data-newest]": () => this.newest(),
-      "[data-earlier]": () => this.earlier(),
-    };
-    for (const [selector, act] of Object.entries(acts)) this.root.querySelector(selector)?.addEventListener("click", act);
-  }
-
-  tell(text) {
-    this.root.querySelector("[data-trouble]").textContent = text;
   }
 }
 

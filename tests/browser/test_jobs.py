@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from bench.live.grid import Grid, wait_for
 from client.sdk import NebulaClient
 from tests.browser.conftest import admin_of
-from tests.browser.jobs_lab import jobs_end
+from tests.browser.jobs_lab import jobs_end, odd_of
 
 STEPS = "import time\nfor i in range(1000): print('step', i, flush=True); time.sleep(0.2)"
 
@@ -44,9 +44,9 @@ def log_lines(page: Page) -> list[str]:
     return page.locator(".log li > span:last-child").all_inner_texts()
 
 
-def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, open_page: Callable[..., Page], client: NebulaClient) -> None:
-    page = open_page("/accounts/logout/", width=1280, base_url=grid.url)
-    page.get_by_role("main").get_by_role("button").click()
+def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, browser: Browser, client: NebulaClient) -> None:
+    page = browser.new_context(base_url=grid.url, locale="en-GB").new_page()
+    odd = odd_of(page, grid.url)
     page.goto("/accounts/login/")
     email, password = admin_of(grid)
     page.fill("#id_login", email)
@@ -98,6 +98,8 @@ def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, open_page: Callable[.
     expect(page.locator("#job-head")).to_contain_text("Cancelled")
     expect(page.locator(".log .when-done")).to_be_visible()
     assert page.url.endswith(f"/jobs/{second}/")
+    assert odd == []
+    page.context.close()
 
 
 def test_the_list_is_alive(page: Page, client: NebulaClient) -> None:
