@@ -21,10 +21,11 @@ PYTEST := $(BIN)/python -m pytest
 # Fast and basic first: what breaks everything shows within seconds.
 TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
 
-.PHONY: help run install dev test test-postgres lint format bench soak clean
+.PHONY: help run demo demo-clean install dev test test-postgres lint format bench soak clean
 
 help:
 	@echo "make run     start everything on this machine (Ctrl-C stops it)"
+	@echo "make demo    the same with a simulated lab: 5 nodes, 19 cards, people, jobs (make demo-clean removes it)"
 	@echo "make test    run the tests (installs the development tools first)"
 	@echo "make lint    ruff, mypy, import contracts, migrations, system checks"
 	@echo "make bench   measure latency and throughput on the real thing"
@@ -59,13 +60,20 @@ dev: $(DEV_STAMP)
 run: $(RUN_STAMP)
 	@exec $(BIN)/python manage.py up $(ARGS)
 
+# A data folder of its own: nothing of it gets into the real one.
+demo: $(RUN_STAMP)
+	@NEBULA_DATA="$${NEBULA_DATA:-var-demo}" exec $(BIN)/python manage.py up --demo $(ARGS)
+
+demo-clean: $(RUN_STAMP)
+	@NEBULA_DATA="$${NEBULA_DATA:-var-demo}" exec $(BIN)/python manage.py demo_clean
+
 test: $(DEV_STAMP)
-	@$(PYTEST) -n $(WORKERS) --dist loadgroup -m "not soak" $(TESTS) $(ARGS)
+	@$(PYTEST) -n $(WORKERS) -m "not soak" $(TESTS) $(ARGS)
 	@$(MAKE) test-postgres
 
 # The tests that touch the database once more, on PostgreSQL.
 test-postgres: $(DEV_STAMP)
-	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not soak and not e2e" tests/quotas tests/nodes tests/jobs $(ARGS)
+	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -n $(WORKERS) -m "not soak and not e2e" tests/quotas tests/nodes tests/jobs $(ARGS)
 
 soak: $(DEV_STAMP)
 	@$(PYTEST) -m soak -p no:xdist --timeout 900 tests $(ARGS)
