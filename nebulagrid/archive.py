@@ -7,6 +7,7 @@ which anything differs. Nothing outside the staging folder is ever written while
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ import os
 import shutil
 import tarfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -160,7 +162,7 @@ def _unpack(path: Path, staging: Path) -> tuple[dict[str, dict[str, Any]], Manif
     found: dict[str, dict[str, Any]] = {}
     manifest = None
     try:
-        with tarfile.open(path, mode="r|gz") as tar:
+        with gzip.open(path) as raw, tarfile.open(fileobj=raw, mode="r|") as tar:
             for entry in _members(tar):
                 source = tar.extractfile(entry)
                 if source is None:
@@ -176,6 +178,8 @@ def _unpack(path: Path, staging: Path) -> tuple[dict[str, dict[str, Any]], Manif
                         digest.update(chunk)
                         file.write(chunk)
                 found[entry.name] = {"size": entry.size, "sha256": digest.hexdigest()}
-    except (tarfile.TarError, EOFError, OSError) as error:
+            while raw.read(CHUNK):  # to the end, where gzip keeps its own sum
+                pass
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise ArchiveError(f"{path} can't be read as a backup: {error}.") from error
     return found, manifest

@@ -187,7 +187,8 @@ def database_from_url(url: str) -> dict[str, Any]:
         }
     if parts.scheme in {"postgres", "postgresql"}:
         options: dict[str, Any] = dict(parse_qsl(parts.query))
-        if not TESTING:
+        # For the processes that stay. In a short command the pool's threads may still work when Python ends, which aborts it.
+        if not TESTING and env("ROLE") in {"web", "worker"}:
             options["pool"] = {"min_size": 1, "max_size": 8}
         return {
             "ENGINE": "django.db.backends.postgresql",

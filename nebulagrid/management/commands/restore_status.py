@@ -10,6 +10,7 @@ from django.utils import timezone
 from jobs.lifecycle import FINAL
 from jobs.models import Job
 from jobs.services.restore import restore_give_up, restore_open, restore_waits_for
+from nodes import live
 from nodes.models import Node
 
 
@@ -31,6 +32,7 @@ class Command(BaseCommand):
             if node is None:
                 raise CommandError(f"There is no node {name}.", returncode=2)
             restore_give_up(node=node, now=timezone.now())
+        live.close()  # its thread must not be at work when Python ends
         restore = restore_open()
         if restore is None:
             self.stdout.write("no restore is open")
