@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +59,9 @@ class Grid:
         scenario: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         port: int | None = None,
+        up: Sequence[str] | None = None,
     ) -> None:
+        """``up``: arguments of `manage.py up`; None = ``agents`` agents with ``scenario``."""
         self.folder = folder
         self.data = folder / "data"
         self.port = port or port_pick()
@@ -68,6 +70,7 @@ class Grid:
         self.output = folder / "up.log"
         self.scenario_file = folder / "scenario.json"
         self.scenario_write(scenario or scenario_cards(count=2))
+        self.up = list(up) if up is not None else ["--agents", str(agents), "--scenario", str(self.scenario_file)]
         # Nothing of the caller's installation: neither its database nor its settings.
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("NEBULA_", "DJANGO_", "PYTEST_"))}
         self.env |= {"NEBULA_DATA": str(self.data), "NEBULA_PORT": str(self.port)} | dict(env or {})
@@ -85,7 +88,7 @@ class Grid:
     def start(self, *, deadline_s: float = 60.0) -> float:
         """Seconds until everything answered."""
         began = time.monotonic()
-        argv = [sys.executable, "manage.py", "up", "--agents", str(self.agents), "--scenario", str(self.scenario_file)]
+        argv = [sys.executable, "manage.py", "up", *self.up]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 argv, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -119,10 +122,10 @@ class Grid:
             raise GridError(f"up did not stop within {deadline_s:g} s\n{self.tail()}") from None
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Grid]:
+    def running(self, *, deadline_s: float = 60.0) -> Iterator[Grid]:
         """Started, and at the end stopped with all that its jobs left behind."""
         try:
-            self.start()
+            self.start(deadline_s=deadline_s)
             yield self
         finally:
             with contextlib.suppress(GridError):

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from agent.backends.scenario import scenario_parse
-from bench.live.grid import Grid, GridError, wait_for
+from bench.live.grid import Grid, wait_for
 from client.sdk import NebulaClient
 from nebulagrid.demo import JOBS, lab_nodes
 from nebulagrid.demo.catalogue import HISTORY, PASSING, STANDING
 from nebulagrid.demo.clean import DemoError, demo_clean
 from nebulagrid.demo.feeder import Feeder, clients_open
 from nodes.inventory import nominal_mib
+
+# Five agents and a control plane start on a machine that other tests keep busy.
+pytestmark = pytest.mark.timeout(240)
 
 STATUS = """\
 Cluster Overview:
@@ -56,7 +59,7 @@ def test_no_two_recipes_have_one_name() -> None:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     grid = Grid(tmp_path_factory.mktemp("demo"), agents=5, up=["--demo"])
-    with grid.running():
+    with grid.running(deadline_s=90):
         wait_for(lambda: memory(grid).get("history") == len(HISTORY), what="the feeder's first round is through", deadline_s=60)
         yield grid
 

@@ -33,6 +33,7 @@ from agent.protocol import EnrolRequest
 from client.errors import ProfileError
 from client.profile import Profile, profile_read, profile_save
 from nebulagrid.checks import is_loopback
+from nebulagrid.demo import FOLDER, lab_nodes
 from nebulagrid.embedded import EmbeddedError, redis_argv, redis_program, socket_folder
 from nebulagrid.supervisor import ChildSpec, Plan, leftovers_wait, port_free
 from nebulagrid.tls import ca_find
@@ -52,6 +53,9 @@ class Command(BaseCommand):
             "--agents", type=int, default=1, metavar="N", help="how many agents to run on this machine; more than one are simulated"
         )
         parser.add_argument("--scenario", metavar="FILE", help="simulated cards for the agents, as JSON (docs/agent.md)")
+        parser.add_argument(
+            "--demo", action="store_true", help="the founders' lab on simulated hardware: 5 nodes, 19 cards, people and jobs"
+        )
         parser.add_argument("--no-agent", action="store_true", help="run the control plane alone")
 
     # --- the steps ------------------------------------------------------------------------------------------------
@@ -65,10 +69,14 @@ class Command(BaseCommand):
             os.environ["NEBULA_PORT"] = str(options["web_port"])
             if options["web_port"] != settings.PORT:
                 os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606
+        if options["demo"] and (options["no_agent"] or options["scenario"] or options["agents"] != 1):
+            raise CommandError("--demo brings its own agents and scenarios: leave out --no-agent, --agents and --scenario.", returncode=2)
         agents = 0 if options["no_agent"] else options["agents"]
         if agents < 0:
             raise CommandError(f"--agents {agents}: expected 0 or more.", returncode=2)
         scenario = self._scenario(options["scenario"])
+        demo = lab_nodes() if options["demo"] else []
+        agents = len(demo) or agents
 
         self._step(1, f"data folder {settings.DATA_DIR}")
         lock = self._data_folder()
@@ -80,14 +88,15 @@ class Command(BaseCommand):
         password_note = self._admin()
         profile = self._profile()
         self._step(5, f"agents on this machine: {agents}")
-        agent_children = self._agents(count=agents, scenario=scenario)
+        agent_children = self._demo_agents(demo) if demo else self._agents(count=agents, scenario=scenario)
+        people = self._demo_people() if demo else []
         self._step(6, "starting Redis, web server, worker and beat" + (", then the agent" if agents else ""))
         if os.getuid() == 0:
             self.stdout.write(
                 "\n    *** Running as root: jobs on this machine run as root too (identity=same). ***\n"
                 "    *** For people you don't trust with root, install the agent with identity=mapped. ***\n"
             )
-        self._become(lock, [*self._control_plane(), *agent_children], self._ready(profile, password_note))
+        self._become(lock, [*self._control_plane(), *agent_children], self._ready(profile, password_note, people))
 
     def _step(self, number: int, text: str) -> None:
         self.stdout.write(f"[{number}/{STEPS}] {text}")
@@ -232,12 +241,30 @@ class Command(BaseCommand):
         children = []
         for number in range(1, count + 1):
             suffix = "" if number == 1 else f"-{number}"
-            config = settings.DATA_DIR / f"agent{suffix}" / "agent.toml"
-            self._enrol(config, name=node_name() + suffix, simulated=simulated, scenario=scenario)
-            argv = [sys.executable, "-m", "agent.main", "run", "--config", str(config)]
-            # clean: a job must not find the control plane's keys in the environment that it came from.
-            children.append(ChildSpec(name=f"agent{suffix}", argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=2))
+            children.append(self._agent(f"agent{suffix}", node=node_name() + suffix, simulated=simulated, scenario=scenario))
         return children
+
+    def _agent(self, name: str, *, node: str, simulated: bool, scenario: Path | None) -> ChildSpec:
+        config = settings.DATA_DIR / name / "agent.toml"
+        self._enrol(config, name=node, simulated=simulated, scenario=scenario)
+        argv = [sys.executable, "-m", "agent.main", "run", "--config", str(config)]
+        # clean: a job must not find the control plane's keys in the environment that it came from.
+        return ChildSpec(name=name, argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=2)
+
+    def _demo_agents(self, lab: list[tuple[str, Path]]) -> list[ChildSpec]:
+        """An agent for each node of the demo's lab, and the feeder that submits its jobs."""
+        agents = [self._agent(f"agent-{node}", node=node, simulated=True, scenario=scenario) for node, scenario in lab]
+        argv = [sys.executable, "-m", "nebulagrid.demo.feeder", str(settings.DATA_DIR)]
+        return [*agents, ChildSpec(name="feeder", argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=3)]
+
+    def _demo_people(self) -> list[str]:
+        """What to print of them."""
+        from nebulagrid.demo.people import people_provide
+
+        ca_file = ca_find(tls_ca=settings.TLS_CA, tls_cert=settings.TLS_CERT)
+        people = people_provide(data=settings.DATA_DIR, endpoint=settings.BASE_URL, ca_file=str(ca_file) if ca_file else None)
+        width = max(len(person.email) for person, _ in people)
+        return [f"            {person.email:<{width}}  password: {password}" for person, password in people]
 
     def _enrol(self, config: Path, *, name: str, simulated: bool, scenario: Path | None) -> None:
         """Write the agent's configuration; ask for a new credential only where the node does not know the old one."""
@@ -281,8 +308,10 @@ class Command(BaseCommand):
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _ready(self, profile: Path, password_note: str) -> list[str]:
+    def _ready(self, profile: Path, password_note: str, people: list[str]) -> list[str]:
         bin_dir = _shown(Path(sys.executable).parent)
+        if people:
+            return demo_ready(ctl=f"{bin_dir}/nebula-ctl", profile=_shown(profile), admin=f"{ADMIN_EMAIL}, {password_note}", people=people)
         return [
             "",
             f"NebulaGrid is ready: {settings.BASE_URL}",
@@ -304,6 +333,23 @@ class Command(BaseCommand):
         sys.stdout.flush()
         os.set_inheritable(lock, True)
         os.execv(sys.executable, [sys.executable, "-m", "nebulagrid.supervisor", str(path)])  # noqa: S606
+
+
+def demo_ready(*, ctl: str, profile: str, admin: str, people: list[str]) -> list[str]:
+    own = _shown(settings.DATA_DIR / FOLDER / "researcher.json")
+    return [
+        "",
+        f"NebulaGrid's demo is ready: {settings.BASE_URL}   (simulated cards, real everything else)",
+        f"  sign in:  {settings.BASE_URL}/ as {admin}, or as one of",
+        *people,
+        "  try, in another terminal:",
+        f"    {ctl} --profile {profile} status",
+        f"    export NEBULA_CONFIG={own}",
+        f"    {ctl} list",
+        f"    {ctl} submit --name hello --gpu-mem 4G -- .venv/bin/python examples/train_digits.py",
+        "  Ctrl-C stops it; the demo's jobs go on, and the next `make demo` finds them. `make demo-clean` ends and removes all of it.",
+        "",
+    ]
 
 
 def node_name() -> str:
