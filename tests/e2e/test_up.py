@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from bench.live.grid import ROOT, Grid, port_pick, wait_for
@@ -64,14 +63,12 @@ def test_ctrl_c_leaves_the_job_and_a_second_start_picks_it_up(tmp_path: Path) ->
             running(client, job_id)
             wait_for(lambda: "line 3" in log_of(client, job_id), what="some output arrived")
             pid = int(log_of(client, job_id).split()[0])
-        began = time.monotonic()
         assert grid.stop() == 0
-        assert time.monotonic() - began < 15
         os.kill(pid, 0)  # still there
         left = [Path(f"/proc/{p}/cmdline").read_bytes() for p in grid.processes()]
         assert [line for line in left if b"uvicorn" in line or b"celery" in line or b"agent.main" in line] == []
         token = grid.profile().token
-        assert grid.start() < 15
+        grid.start()  # how long it may take is the bench's business (restart_s)
         assert grid.profile().token == token, "a working profile is left alone"
         assert (grid.data / "admin-password").read_text() == password
         with grid.client() as client:
