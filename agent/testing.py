@@ -35,6 +35,8 @@ from agent.protocol import (
     ProtocolError,
     RankId,
     RankSpec,
+    RestoreAnswer,
+    RestoreAsk,
     SyncRequest,
     rank_parts,
     spec_sha256,
@@ -84,6 +86,8 @@ class FakeControlPlane:
     sessions: list[str] = field(default_factory=list)
     log_gate: threading.Event = field(default_factory=threading.Event)  # cleared: logs are not answered
     sync_gate: threading.Event = field(default_factory=threading.Event)
+    ask: RestoreAsk | None = None  # asked until it is answered
+    answers: list[RestoreAnswer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.log_gate.set()
@@ -224,6 +228,7 @@ class FakeControlPlane:
             desired=tuple(desired),
             commands=tuple(c for c in self.commands.values() if c.cid not in self.results),
             want_inventory=self.inventory is None,
+            ask=self.ask,
         )
         return 200, orders.to_json()
 
@@ -242,6 +247,10 @@ class FakeControlPlane:
         self.present = {seen.rank for seen in request.observed}
         for event in request.events:
             self.events[event.session or request.session, event.eid] = event
+        if request.answer is not None:
+            self.answers.append(request.answer)
+            if self.ask is not None and request.answer.id == self.ask.id:
+                self.ask = None
         for result in request.results:
             self.result_count += 1
             self.results[result.cid] = result
