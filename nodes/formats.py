@@ -125,7 +125,7 @@ def moment_title(at: datetime) -> str:
 _VENDOR_WORDS = re.compile(
     r"\b(?:nvidia|geforce|intel|amd|radeon|instinct|tesla|quadro|huawei|simulated|graphics|gpu|\(r\)|\(tm\))\b|\((?:r|tm)\)", re.I
 )
-_NUMBERED = re.compile(r"\b(?:[A-Za-z]{1,3}\d{2,4}|\d{3,4})[A-Za-z]{0,2}\b")
+_NUMBERED = re.compile(r"\b(?:[A-Za-z]{1,3}\d{2,4}|\d{3,4})[A-Za-z]{0,2}\d?\b")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -139,7 +139,8 @@ def model_short(model: str) -> str:
     """What fits into a cell: ``4060L``, ``A100``, ``A770``, ``910B``; at most six signs."""
     name = model_name(model)
     found = _NUMBERED.search(name)
-    text = found[0] if found else name.split()[0]
+    words = name.split() or ["GPU"]
+    text = found[0] if found else words[-1] if name == model else words[0]
     return f"{text[:5]}L" if "laptop" in name.lower() else text[:6]
 
 

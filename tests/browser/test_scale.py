@@ -26,12 +26,21 @@ WATCH_S = 20.0
 #: Random figures for all cards, once a second for ten seconds, by the same event that the socket's messages become.
 CHURN = """async () => {
   const frame = await (await fetch(document.querySelector("[data-cells-url]").dataset.cellsUrl)).json();
-  const n = frame.m.length, gaps = [], ticks = []; let last = performance.now(), stop = false;
+  const n = frame.m.length, gaps = [], ticks = []; let last = 0, stop = false;
   const idle = await new Promise((done) => {   // what this machine can do when the page is at rest
     let frames = 0; const from = performance.now();
-    (function count() { frames++; const past = performance.now() - from; past < 3000 ? requestAnimationFrame(count) : done((frames / past) * 1000); })();
+    (function count() {
+      const past = performance.now() - from;
+      frames++;
+      if (past < 3000) requestAnimationFrame(count); else done((frames / past) * 1000);
+    })();
   });
-  (function step() { const now = performance.now(); gaps.push(now - last); last = now; if (!stop) requestAnimationFrame(step); })();
+  last = performance.now();
+  (function step() {
+    const now = performance.now();
+    gaps.push(now - last); last = now;
+    if (!stop) requestAnimationFrame(step);
+  })();
   const begun = performance.now();
   for (let k = 0; k < 10; k++) {
     await new Promise((done) => setTimeout(done, 1000));
