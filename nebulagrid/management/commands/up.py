@@ -268,6 +268,7 @@ class Command(BaseCommand):
 
     def _enrol(self, config: Path, *, name: str, simulated: bool, scenario: Path | None) -> None:
         """Write the agent's configuration; ask for a new credential only where the node does not know the old one."""
+        from nodes.errors import NodeRefused
         from nodes.models import Node
         from nodes.services import enrol_token_create, node_enrol
         from quotas.models import User
@@ -283,7 +284,15 @@ class Command(BaseCommand):
         if node_id is None:
             admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
             _, token = enrol_token_create(by=admin, node_name=name, ttl_s=60)
-            answer = node_enrol(request=EnrolRequest(token=token, hostname=socket.gethostname(), name=name))
+            try:
+                answer = node_enrol(request=EnrolRequest(token=token, hostname=socket.gethostname(), name=name))
+            except NodeRefused as error:
+                # A restore on another machine: the old one's jobs still hold its cards, and its agent's memory is not here.
+                raise CommandError(
+                    f"This machine's agent can't take over the node {name}: {error} If that machine is gone for good, start with "
+                    f"--no-agent and say so: manage.py node_lost {name} --reason …",
+                    returncode=2,
+                ) from error
             node_id, name = answer.node_id, answer.name
             file_write_private(credential_file, answer.credential + "\n")
             self.stdout.write(f"      enrolled node {name}")
