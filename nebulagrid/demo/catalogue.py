@@ -30,7 +30,7 @@ class Recipe:
     def fields(self, *, name: str, path: str) -> dict[str, Any]:
         """For ``NebulaClient.job_submit``. ``path``: the PATH on which the job finds its Python."""
         argv = self.argv or ("python", "train.py", name, "--seconds", f"{self.seconds:g}", *self.args)
-        ask = {"gpu_count": 1, "workdir": str(JOBS), "env": {"PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}, **self.ask}
+        ask = {"gpu_count": 1, "workdir": str(JOBS), "env": {"PATH": path}, **self.ask}
         return {"name": name, "argv": list(argv), **ask}
 
 

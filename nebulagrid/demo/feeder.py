@@ -135,6 +135,7 @@ class Feeder:
         self.nodes_wait()
         self.drain_once()
         next_passing = time.monotonic() + PASSING_EVERY_S / 4
+        log.info("all nodes take part: %s", self.clients["admin"].endpoint)
         while True:
             try:
                 self.standing_submit()
