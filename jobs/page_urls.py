@@ -9,6 +9,7 @@ from jobs import submit_views, views
 urlpatterns = [
     path("", views.job_list, name="job-list"),
     path("newer/", views.job_newer, name="job-newer"),
+    path("rows/", views.job_rows, name="job-rows"),
     path("cancel/", views.jobs_cancel, name="jobs-cancel"),
     path("new/", submit_views.job_new, name="job-new"),
     path("new/check/", submit_views.job_check, name="job-check"),

@@ -138,7 +138,7 @@ def _submit(request: HttpRequest, user: User) -> HttpResponse:
         text = _("Too many submits at once; the next one is possible in %(seconds)d s.") % {"seconds": max(1, math.ceil(wait_s))}
         return _page(request, form, status=429, trouble=text, key=key)
     if not form.is_valid() or form.request is None:
-        return _page(request, form, status=422, key=key)
+        return _page(request, form, key=key)
     try:
         job, _is_new = services.job_submit(owner=user, request=form.request, idempotency_key=key, body_sha256=body_sha256(form.body))
     except IdempotencyConflict as error:

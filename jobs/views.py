@@ -5,6 +5,7 @@ Every action works as a plain form; with htmx the same address answers with the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,20 @@ def job_newer(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_GET
+def job_rows(request: HttpRequest) -> HttpResponse:
+    """Of ?row=42-RUNNING&row=… those rows that look different now, each replacing its twin."""
+    shown = dict(
+        text.split("-", 1) for text in request.GET.getlist("row")[: 2 * page_data.PAGE] if re.fullmatch(r"[0-9]{1,18}-[A-Z]+", text)
+    )
+    if not is_piece(request):
+        return HttpResponseRedirect(reverse("job-list"))
+    jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=[int(pk) for pk in shown]))
+    rows = [page_data.row_data(job) for job in jobs if page_data.state_of(job) != shown[str(job.pk)]]
+    return render(request, "jobs/_rows.html", {"rows": rows, "oob": True})
+
+
+@login_required
+@require_GET
 def job_row(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     if not is_piece(request):
@@ -169,6 +184,8 @@ def _live(request: HttpRequest, job: Job) -> HttpResponse:
     now = timezone.now()
     context = page_data.job_page(job, now=now) | {"oob": True, "tab": request.GET.get("tab", "")}
     epoch = context["attempt"].epoch if context["attempt"] is not None else 0
+    # An action comes without ?state= and ?tab=: the source, which knows what the page shows, is left alone then.
+    context["new_source"] = request.GET.get("state") not in (None, context["state"])
     if context["tab"] == "log" and request.GET.get("epoch") not in (None, str(epoch)):
         # A new attempt has begun since the page was made: its log takes the place of what was shown.
         context |= page_data.log_data(job, context["attempts"], {}) | {"new_log": True}
@@ -213,7 +230,7 @@ def _done(request: HttpRequest, job: Job, act: Callable[[], Any], said: str) -> 
         answer["HX-Retarget"], answer["HX-Reswap"] = "#dialog", "innerHTML"
         return answer
     answer = _live(request, _loaded(request, job.pk))
-    answer["HX-Trigger"] = "dialog:close"
+    answer["HX-Trigger-After-Swap"] = "dialog:close"  # not before: the form in it is what the swap starts from
     return answer
 
 

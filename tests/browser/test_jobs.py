@@ -112,6 +112,14 @@ def test_the_list_is_alive(page: Page, client: NebulaClient) -> None:
     client.job_submit(name="listed too", argv=["true"], gpu_count=0)
     expect(page.locator("#newer")).to_contain_text("1 new job")
     expect(page.locator("tbody tr")).to_have_count(1)  # nothing moves under the hand
+    # What the socket could not tell yet is fetched when it opens.
+    row.evaluate("e => { e.dataset.old = '1' }")
+    catch_up = page.locator("[hx-get*='/jobs/rows/']")
+    catch_up.evaluate("(e, id) => e.setAttribute('hx-get', `/jobs/rows/?row=${id}-WAITING`)", job["id"])
+    page.evaluate("() => { document.body.dispatchEvent(new CustomEvent('live:on')) }")
+    expect(row).not_to_have_attribute("data-old", "1")
+    expect(row).to_contain_text("Running")
+    expect(row.get_by_role("checkbox")).to_be_checked()
     page.get_by_role("button", name="Cancel jobs…").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel 1 job").click()
     expect(page.locator(f"#job-{job['id']}")).to_contain_text("Cancelled")

@@ -208,6 +208,17 @@ def test_the_queries_of_a_list_do_not_grow_with_it(lin: User) -> None:
     assert count() == few <= 12
 
 
+def test_rows_that_changed_before_the_socket_was_there_are_fetched(lin: User) -> None:
+    same, changed, other = job_make(lin), running(lin), job_make()
+    page = text_of(browser(lin), "/jobs/")
+    assert f"row={same.pk}-WAITING&amp;" in page
+    query = f"row={same.pk}-WAITING&row={changed.pk}-WAITING&row={other.pk}-RUNNING&row=x&row=1-<b>"
+    rows = text_of(browser(lin), f"/jobs/rows/?{query}", headers=HTMX)
+    assert rows.count("<tr") == 1
+    assert f'id="job-{changed.pk}"' in rows
+    assert 'hx-swap-oob="true"' in rows
+
+
 def test_new_jobs_are_told_not_pushed(lin: User) -> None:
     old = job_make(lin)
     job_make(lin)
@@ -313,7 +324,9 @@ def test_a_page_that_waited_gets_the_log_when_the_job_starts(lin: User) -> None:
     piece = text_of(browser(lin), f"/jobs/{job.pk}/live/?tab=log&epoch=0", headers=HTMX)
     assert 'id="job-log" hx-swap-oob="true"' in piece
     assert "data-log " in piece
-    same = text_of(browser(lin), f"/jobs/{job.pk}/live/?tab=log&epoch=1", headers=HTMX)
+    assert 'id="job-source"' in text_of(browser(lin), f"/jobs/{job.pk}/live/?tab=log&epoch=0&state=WAITING", headers=HTMX)
+    same = text_of(browser(lin), f"/jobs/{job.pk}/live/?tab=log&epoch=1&state=RUNNING", headers=HTMX)
+    assert 'id="job-source"' not in same
     assert 'id="job-log"' not in same  # the log that is being read stays
 
 
@@ -373,7 +386,7 @@ def test_a_cancel_is_done_by_post_and_leads_back(lin: User) -> None:
 def test_with_htmx_the_page_changes_in_place(lin: User) -> None:
     job = job_make(lin)
     answer = browser(lin).post(f"/jobs/{job.pk}/cancel/", headers=HTMX)
-    assert answer.headers["HX-Trigger"] == "dialog:close"
+    assert answer.headers["HX-Trigger-After-Swap"] == "dialog:close"
     assert 'id="job-head" hx-swap-oob="true"' in answer.content.decode()
     assert "Cancelled" in answer.content.decode()
 
