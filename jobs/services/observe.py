@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from django.conf import settings
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.utils import timezone
 
 from agent.protocol import Desired, Observed, RankSpec, RestoreAsk, from_json, rank_parts
@@ -57,18 +57,45 @@ def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, b
     ranks = ranks_of(node)
     by_key = {rank.key: rank for rank in ranks}
     extra = _strangers(node=node, keys=[seen.rank for seen in observed if seen.rank not in by_key], observed=observed)
-    changed = False
-    reported: set[str] = set()
+    news: list[tuple[Rank, Observed]] = []
     for seen in observed:
         rank = by_key.get(seen.rank)
-        reported.add(seen.rank)
         if rank is not None and _is_news(rank, seen):
-            rank_observe(rank=rank, seen=seen, now=now)
-            changed = True
-    for rank in ranks:
-        if rank.key not in reported and _absent(rank, now=now, boot_changed=boot_changed):
-            changed = True
-    return Applied(ranks=ranks_of(node) if changed else ranks, extra=extra)
+            news.append((rank, seen))
+    reported = {seen.rank for seen in observed}
+    absent = [rank for rank in ranks if rank.key not in reported and not _is_as_expected(rank)]
+    if not news and not absent:
+        return Applied(ranks=ranks, extra=extra)
+    try:
+        with transaction.atomic():
+            _apply(news, absent, now=now, boot_changed=boot_changed)
+    except DatabaseError:
+        # One rank that the database refuses must not keep the others, and this node, out for ever.
+        log.exception("the news of %s are applied one by one", node.name)
+        for rank, seen in news:
+            _alone([(rank, seen)], [], now=now, boot_changed=boot_changed)
+        for rank in absent:
+            _alone([], [rank], now=now, boot_changed=boot_changed)
+    return Applied(ranks=ranks_of(node), extra=extra)
+
+
+def _apply(news: Sequence[tuple[Rank, Observed]], absent: Sequence[Rank], *, now: datetime, boot_changed: bool) -> None:
+    if news:
+        ranks_observe(news, now=now)
+    forgotten = [rank.pk for rank in absent if rank.desired == Want.FORGET]
+    if forgotten:
+        Rank.objects.filter(pk__in=forgotten).update(is_forgotten=True)  # as told
+    for rank in absent:
+        if rank.desired != Want.FORGET:
+            _absent(rank, now=now, boot_changed=boot_changed)
+
+
+def _alone(news: Sequence[tuple[Rank, Observed]], absent: Sequence[Rank], *, now: datetime, boot_changed: bool) -> None:
+    try:
+        with transaction.atomic():
+            _apply(news, absent, now=now, boot_changed=boot_changed)
+    except DatabaseError:
+        log.exception("rank %s can't be moved on", [rank.key for rank, _ in news] or [rank.key for rank in absent])
 
 
 def _strangers(*, node: Node, keys: list[str], observed: Sequence[Observed]) -> list[Desired]:
@@ -102,7 +129,7 @@ def _unknown(node: Node, seen: Observed) -> list[Desired]:
         return [order]
     log.warning("%s reports rank %s, which this database does not know", node.name, seen.rank)
     restore = Restore.objects.first()
-    if restore is not None and seen.state in ("PREPARING", "RUNNING"):
+    if restore is not None:
         # It joined after the backup: it has not been asked yet. Out of the pool with it until it was.
         Node.objects.filter(pk=node.pk, restore="").update(restore=restore.pk, state=NodeState.RECOVERING, state_at=timezone.now())
     return []
@@ -118,19 +145,19 @@ def _is_news(rank: Rank, seen: Observed) -> bool:
     return rank.observed != seen.state
 
 
-def _absent(rank: Rank, *, now: datetime, boot_changed: bool) -> bool:
-    """The agent's complete list lacks this rank."""
+def _is_as_expected(rank: Rank) -> bool:
+    """Whether the agent's complete list may lack this rank: it has not begun it, or its end is settled."""
     if rank.desired == Want.FORGET:
-        Rank.objects.filter(pk=rank.pk).update(is_forgotten=True)  # it has forgotten, as told
-        return True
-    if rank.observed in RANK_FINAL:
-        return False
+        return False  # it has forgotten, as told
+    return rank.observed in RANK_FINAL or rank.observed == RankState.NONE
+
+
+def _absent(rank: Rank, *, now: datetime, boot_changed: bool) -> None:
+    """The agent's complete list lacks this rank, which it should have."""
     if rank.observed == RankState.UNKNOWN and rank.started_at is None:
         # Never seen alive before the silence: the order stands, the agent's own fence keeps it from running twice.
-        return bool(Rank.objects.filter(pk=rank.pk, observed=RankState.UNKNOWN).update(observed=RankState.NONE, observed_at=now))
-    if rank.observed == RankState.NONE:
-        return False
-    if boot_changed:
+        Rank.objects.filter(pk=rank.pk, observed=RankState.UNKNOWN).update(observed=RankState.NONE, observed_at=now)
+    elif boot_changed:
         rank_observe(
             rank=rank,
             seen=from_json(
@@ -139,34 +166,42 @@ def _absent(rank: Rank, *, now: datetime, boot_changed: bool) -> bool:
             ),
             now=now,
         )
-        return True
-    if rank.desired == Want.RUN:
+    elif rank.desired == Want.RUN:
         # It ran and the agent no longer knows it (its store was lost?): a STOP makes the agent look, kill and confirm.
-        return bool(
-            Rank.objects.filter(pk=rank.pk, desired=Want.RUN).update(desired=Want.STOP, stop_reason="exit_unknown", stop_at=now, grace_s=0)
-        )
-    return False
+        Rank.objects.filter(pk=rank.pk, desired=Want.RUN).update(desired=Want.STOP, stop_reason="exit_unknown", stop_at=now, grace_s=0)
 
 
 def rank_observe(*, rank: Rank, seen: Observed, now: datetime) -> None:
     """One rank's news, in one transaction: the rank, its slices, its attempt and its job move together."""
-    with transaction.atomic():
-        # The job's row is locked first, here and wherever a person acts on it: one order, no deadlock.
-        job = Job.objects.select_for_update().get(pk=rank.attempt.job_id)
-        attempt = Attempt.objects.select_for_update().get(pk=rank.attempt_id)
-        current = Rank.objects.select_for_update().get(pk=rank.pk)
-        attempt.job = job
-        current.attempt = attempt
-        old = RankState(current.observed)
-        if old in RANK_FINAL:
-            _settle_slices(current, seen, now=now)
-        elif seen.state == "PREPARING":
-            _swap(current, old, RankState.PREPARING, now=now)
-        elif seen.state == "RUNNING":
-            _running(current, old, seen, now=now)
-        else:
-            _ended(current, old, seen, now=now)
-        jobs_changed([attempt.job_id])
+    ranks_observe([(rank, seen)], now=now)
+
+
+def ranks_observe(news: Sequence[tuple[Rank, Observed]], *, now: datetime) -> None:
+    """The news of several ranks in one transaction.
+
+    The jobs' rows are locked first, in id order, here and wherever a person acts on a job: two nodes that report parts
+    of the same jobs, or jobs of the same owner, wait for each other instead of meeting crosswise.
+    """
+    with transaction.atomic(savepoint=False):
+        ids = {rank.attempt.job_id for rank, _ in news}
+        # Forces the lock to be taken now; the rows are read with the ranks below.
+        list(Job.objects.select_for_update().filter(pk__in=ids).order_by("pk").values_list("pk"))
+        current = Rank.objects.select_related("attempt__job", "node").in_bulk([rank.pk for rank, _ in news])
+        for rank, seen in news:
+            _observe(current[rank.pk], seen, now=now)
+        jobs_changed(sorted(ids))
+
+
+def _observe(rank: Rank, seen: Observed, *, now: datetime) -> None:
+    old = RankState(rank.observed)
+    if old in RANK_FINAL:
+        _settle_slices(rank, seen, now=now)
+    elif seen.state == "PREPARING":
+        _swap(rank, old, RankState.PREPARING, now=now)
+    elif seen.state == "RUNNING":
+        _running(rank, old, seen, now=now)
+    else:
+        _ended(rank, old, seen, now=now)
 
 
 def _swap(rank: Rank, old: RankState, new: RankState, *, now: datetime, **fields: object) -> bool:
@@ -230,8 +265,7 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
     # 3. Its gang: one that failed takes the others with it.
     attempt = rank.attempt
     is_clean = seen.state == "EXITED" and cause == "exited" and info is not None and info.code == 0 and not info.signal
-    others = Rank.objects.filter(attempt=attempt).exclude(observed__in=RANK_FINAL).exclude(pk=rank.pk)
-    if not is_clean and others.exists():
+    if not is_clean and Rank.objects.filter(attempt=attempt).exclude(observed__in=RANK_FINAL).exclude(pk=rank.pk).exists():
         attempt_stop(
             attempt=attempt,
             reason="gang",

@@ -76,6 +76,7 @@ def restore_begin(*, backup_at: datetime, now: datetime) -> Restore:
     last_job = Job.objects.aggregate(last=Max("pk"))["last"] or 0
     highest = max(Job.objects.aggregate(top=Max("epoch"))["top"] or 0, Job.objects.aggregate(top=Max("epoch_floor"))["top"] or 0)
     next_job = (last_job + JOB_GAP) // 1000 * 1000 + 1000
+    Restore.objects.filter(settled_at__isnull=True).update(settled_at=now)  # the backup was made while one was open
     restore = Restore.objects.create(
         id=str(uuid.uuid4()), backup_at=backup_at, at=now, epoch_floor=highest + EPOCH_GAP, last_job=last_job, next_job=next_job + 1
     )
@@ -139,7 +140,16 @@ def restore_sync(*, node: Node, observed: Sequence[Observed], answer: RestoreAns
         node.restore = ""
         log.info("node %s has said what ran since the backup", node.name)
         _maybe_settle(restore, now=now)
-        return observed_apply(node=node, observed=observed, now=now, boot_changed=False)
+        refusals = [seen for seen in observed if _is_refusal(seen, answer) and seen.rank not in {rank.key for rank in ranks}]
+        rest = [seen for seen in observed if seen not in refusals]
+        applied = observed_apply(node=node, observed=rest, now=now, boot_changed=False)
+        applied.extra += [Desired(rank=seen.rank, epoch=seen.epoch, want="FORGET") for seen in refusals]
+        return applied
+
+
+def _is_refusal(seen: Observed, answer: RestoreAnswer) -> bool:
+    """An order of before that the node did not carry out and keeps to tell us: there was never a program."""
+    return seen.state in ("EXITED", "LAUNCH_FAILED") and seen.rank not in answer.specs
 
 
 def _ask(node: Node, observed: Sequence[Observed]) -> RestoreAsk:
@@ -192,9 +202,9 @@ def _take_in(node: Node, observed: Sequence[Observed], answer: RestoreAnswer, *,
             continue
         spec = answer.specs.get(seen.rank)
         if spec is None:
-            if seen.state in ("PREPARING", "RUNNING"):
+            if not _is_refusal(seen, answer):
                 faults.append(f"it runs rank {seen.rank} and did not say what that is")
-            continue  # a refusal that it keeps for us: there was never a program
+            continue
         try:
             with transaction.atomic():
                 _rank_take(node, seen, spec, now=now)

@@ -356,6 +356,41 @@ def test_a_node_that_joined_after_the_backup_is_asked_too(lab: Lab) -> None:
     lab.check()
 
 
+def test_the_end_that_a_late_node_tells_of_is_taken_in_too(lab: Lab) -> None:
+    job = lab.submit()
+    a, b = agent(lab, "a"), agent(lab, "b")
+    restored()
+    a.sync()
+    b.sync()
+    late = Agent(lab.node("late", MIB))
+    late.runs(
+        job.pk, 1, state="EXITED", exit=ExitInfo(cause="exited", code=0), final_log_offset=0, released=True, started_at=lab.now.timestamp()
+    )
+    lab.reports[late.node.pk] = {key: seen for key, (seen, _) in late.held.items()}
+    lab.sync(late.node)
+    late.sync()
+    assert state(job) == "SUCCEEDED"
+    lab.check()
+
+
+def test_an_order_that_was_refused_before_the_restore_is_forgotten(lab: Lab) -> None:
+    b = agent(lab, "b")
+    restored()
+    exit_info = ExitInfo(cause="never_started")
+    refusal = Observed(rank="90.1.0", epoch=1, state="EXITED", exit=exit_info, released=True)
+    node = Node.objects.get(name="a")
+    asked = restore_sync(node=node, observed=[refusal], answer=None, now=timezone.now()).ask
+    assert asked is not None
+    assert asked.ranks == ("90.1.0",)
+    applied = restore_sync(node=node, observed=[refusal], answer=RestoreAnswer(id=asked.id), now=timezone.now())
+    assert [(order.rank, order.want) for order in applied.extra] == [("90.1.0", "FORGET")]
+    assert not Job.objects.filter(pk=90).exists()
+    node.refresh_from_db()
+    assert node.restore == ""
+    b.sync()
+    lab.check()
+
+
 def test_numbers_go_on_above_what_the_nodes_remember(lab: Lab) -> None:
     job = lab.submit()
     command = AgentCommand.objects.create(node=Node.objects.get(name="a"), verb="ping", expires_at=timezone.now())
@@ -376,6 +411,7 @@ def test_a_second_restore_counts_on_from_the_first(lab: Lab) -> None:
     assert second.epoch_floor > first.epoch_floor == 1000
     assert job.epoch_floor == second.epoch_floor
     assert set(Node.objects.values_list("restore", flat=True)) == {second.pk}
+    assert list(Restore.objects.filter(settled_at=None)) == [second]
 
 
 def test_what_was_given_out_once_is_not_good_again(lab: Lab) -> None:
