@@ -179,7 +179,7 @@ start() {
   if running; then echo "nebula-agentd: runs already (process $pid)"; return 0; fi
   mkdir -p "$data" && chmod 700 "$data" || return 1
   # Not our terminal's, and no older than 10 MB.
-  if [ "$(wc -c <"$log_file" 2>/dev/null || echo 0)" -gt 10000000 ]; then mv -f "$log_file" "$log_file.1"; fi
+  if [ -f "$log_file" ] && [ "$(wc -c <"$log_file")" -gt 10000000 ]; then mv -f "$log_file" "$log_file.1"; fi
   setsid "$0" loop </dev/null >>"$log_file" 2>&1 &
   echo $! >"$pid_file"
 }
@@ -242,6 +242,7 @@ DAEMON
     rmdir "$config_dir" 2>/dev/null || :
     if [ -n "$purge" ]; then
       rm -rf "$data_dir"
+      rmdir "$(dirname "$data_dir")" 2>/dev/null || :
       say "removed, with its data"
     else
       say "removed; its data is still in $data_dir (--purge removes it too)"
