@@ -102,6 +102,18 @@ class JobForm(forms.Form):
         return None
 
     @property
+    def shell_fix(self) -> str:
+        """For a command line with shell operators: the same through a shell; else empty."""
+        text = str(self.cleaned_data.get("command", "") or self.data.get("command", "")).replace("\r\n", "\n").strip()
+        if "command" not in self.errors or self.data.get("kind") == "words":
+            return ""
+        try:
+            command_split(text)
+        except Unreadable as error:
+            return shlex.join(["sh", "-c", text]) if error.code == "command_operator" else ""
+        return ""
+
+    @property
     def first_wrong(self) -> str:
         return next((name for name in self.fields if name in self.errors), "")
 

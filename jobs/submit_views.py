@@ -35,7 +35,7 @@ from quotas.throttles import throttle_allow
 
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 #: Quick choices of memory: those of these that the pool's largest card has, GiB.
-SIZES = (4, 8, 12, 16, 24, 40, 80)
+SIZES = (4, 8, 16, 24, 40, 80)
 #: Fields that a link may set: /jobs/new/?gpu_mem=24
 LINKED = ("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project")
 #: What is folded away under "More"; it is open where one of these has an error, or OPEN_FOR a value.

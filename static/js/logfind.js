@@ -38,6 +38,8 @@ export function finder(root, list) {
   }
 
   function refresh() {
+    clearTimeout(timer);
+    timer = 0;
     const word = field.value.toLowerCase();
     const here = hits[at];
     hits = word ? ranges(word) : [];
@@ -47,6 +49,7 @@ export function finder(root, list) {
   }
 
   function go(step) {
+    if (timer) refresh(); // typed a moment ago, not looked for yet
     if (!hits.length) return;
     list.querySelector("[data-hit]")?.removeAttribute("data-hit");
     at = at < 0 ? (step > 0 ? 0 : hits.length - 1) : (at + step + hits.length) % hits.length;

@@ -38,7 +38,8 @@ document.addEventListener("click", async (event) => {
     let last = null;
     for (const [name, value] of values) {
       last = form.elements[name];
-      last.value = value;
+      last.value = value; // a group of radio buttons takes it as well
+      if (last instanceof RadioNodeList) last = last[0];
       touch(name);
     }
     last?.dispatchEvent(new Event("change", { bubbles: true }));

@@ -156,7 +156,8 @@ def test_errors_are_told_at_their_fields(page: Page) -> None:
     page.get_by_role("button", name="Submit job").click()  # never disabled
     expect(page.locator("#command-e")).to_contain_text("shell operator |")
     expect(page.locator("[name=command]")).to_be_focused()
-    page.fill("[name=command]", "python a.py")
+    page.get_by_role("button", name="Run it with sh").click()
+    expect(page.locator("[name=command]")).to_have_value("sh -c 'python a.py | tee log'")
     expect(page.locator("#command-e")).to_be_empty()
     expect(page.locator("[name=command]")).not_to_have_attribute("aria-invalid", "true")
     expect(page.locator("[name=time]")).to_have_attribute("aria-invalid", "true")

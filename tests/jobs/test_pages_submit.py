@@ -7,6 +7,7 @@ import itertools
 import re
 import shlex
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from django.test import Client
@@ -203,6 +204,14 @@ def test_several_errors_are_told_at_once_and_what_was_typed_stays(client: Client
     assert 'href="#command"' in page
     assert field_value(page, "command") == "a | b"
     assert field_value(page, "name") == "kept name"
+
+
+def test_a_shell_s_operators_come_with_the_way_through_a_shell(client: Client) -> None:
+    page = html.unescape(submitted(client, command="a 'b c' | tee \"d\"").content.decode())
+    found = re.search(r'data-set="command=([^&"]*)&', page)
+    assert found
+    assert command_split(unquote(found[1])) == ["sh", "-c", "a 'b c' | tee \"d\""]
+    assert "Run it with sh" not in submitted(client, command="echo 'a").content.decode()
 
 
 @pytest.mark.parametrize(("text", "words"), [("A=1\nB", "Line 2"), ("A=1\nA=2", "A is there twice")])
