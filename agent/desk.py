@@ -1,6 +1,7 @@
 """The ranks of this node between the control plane's orders and the processes: adopt, start, stop, report, forget.
 
-Called by the loop's thread only. `changed()` is called whenever there is something new to report.
+Called by the loop's thread only. `changed()` is called whenever there is something new to report, `began()` when that is
+only that a rank runs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ class RankDesk:
         cuda_visible: str,
         identity: str,
         changed: Callable[[], None],
+        began: Callable[[], None],
         give_up_s: float,
     ) -> None:
         self._store, self._processes, self._hardware = store, processes, hardware
         self._shipper, self._uploader = shipper, uploader
         self._boot_id, self._cuda_visible, self._identity = boot_id, cuda_visible, identity
-        self._changed = changed
+        self._changed, self._began = changed, began
         self.live: dict[RankId, RankState] = {}  # rows that are not final: the last state before the end
         self._stops: dict[RankId, float] = {}  # rank → grace of the stop that was asked
         self._answered_boot: float | None = None
@@ -124,10 +126,10 @@ class RankDesk:
         for state in self._processes.poll():
             if self._store.rank(state.rank) is None:
                 continue
-            self._changed()
             if state.state in FINAL:
-                self._ended(state)
+                self._ended(state)  # told once the output and the proof are there: `step`
                 continue
+            self._began()
             self.live[state.rank] = state
             if state.state == "RUNNING" and self._holds_cards(state.rank):
                 self._place()

@@ -40,6 +40,7 @@ log = logging.getLogger("nebula-agent")
 SYNC_TIMEOUT_S = 10.0
 #: A sync follows a change at once; more changes within this time go together.
 COALESCE_S = 0.02
+BEGAN_S = 0.04  # "it runs" waits for so long
 RETRY_S = (1.0, 60.0)
 REFUSED_S = (30.0, 60.0)
 SAMPLE_LEAD_S = 0.3  # the sample is asked for so long before the sync that carries it
@@ -87,6 +88,7 @@ class Runner:
             cuda_visible=config.cuda_visible,
             identity=config.identity,
             changed=self._changed,
+            began=self._began,
             give_up_s=give_up_s,
         )
         self._commands = CommandRunner(backend=config.backend, output_path=self._desk.output_path, status=self._hardware.statuses)
@@ -103,12 +105,17 @@ class Runner:
         self._next_sync = now + FIRST_SAMPLE_WAIT_S
         self._sync_started = now - COALESCE_S
         self._dirty = False
+        self._began_at = float("inf")
         self._retry_s, self._retry_at = RETRY_S[0], 0.0
         self._answered_at: float | None = None  # Unix time, for `status`
         self._trouble: str | None = None
 
     def _changed(self) -> None:
         self._dirty = True
+
+    def _began(self) -> None:
+        """A program that runs is told of in a moment: many a short one has ended by then, and one sync tells both."""
+        self._began_at = min(self._began_at, time.monotonic())
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -163,6 +170,7 @@ class Runner:
         at = self._next_sync
         if self._dirty and (self._hardware.view.cards is not None or self._answered_at is not None):
             at = min(at, self._sync_started + COALESCE_S)
+        at = min(at, self._began_at + BEGAN_S)
         return max(at, self._retry_at)
 
     def _next_at(self) -> float:
@@ -268,7 +276,7 @@ class Runner:
         return self._facts
 
     def _sync(self, *, final: bool = False) -> None:
-        self._dirty = False
+        self._dirty, self._began_at = False, float("inf")
         self._sync_started = time.monotonic()
         request, inventory = self._request()
         sent_boot = boottime()

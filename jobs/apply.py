@@ -77,8 +77,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         cards = sum(len(rank.grants) for rank in placed.ranks)
         if cards:
             try:
-                with transaction.atomic():
-                    cards_hold(user=job.owner_id, project=job.project_id, n=cards)
+                cards_hold(user=job.owner_id, project=job.project_id, n=cards)
             except DomainError:
                 continue  # the next pass says so: the quota is read into its snapshot
         for rank in placed.ranks:

@@ -92,13 +92,14 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
 
     Call inside a transaction. The attempt's row is swapped from live to ended, so that of two callers one acts.
     """
-    job = Job.objects.select_for_update().get(pk=attempt.job_id)
+    Job.objects.select_for_update().filter(pk=attempt.job_id).values_list("pk").first()  # the lock
     ranks = list(Rank.objects.filter(attempt=attempt).select_related("node").order_by("index"))
     if any(rank.observed not in RANK_FINAL for rank in ranks) or not _logs_complete(ranks, now=now, patience_s=patience_s):
         return False
+    attempt = Attempt.objects.select_related("job").get(pk=attempt.pk)
+    job = attempt.job
     if job.is_restored and (len(ranks) < job.nodes or any(rank.exit_cause in UNSURE for rank in ranks)):
         return False  # a node that was not heard yet may hold another part of it, or a later attempt (services/restore.py)
-    attempt.refresh_from_db()
     end = end_of(attempt, ranks)
     causes = {rank.exit_cause for rank in ranks}
     fence = attempt.fence or next((f for cause, f in FENCES.items() if cause in causes), Fence.AGENT_ACK_STOPPED)
@@ -107,7 +108,7 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
     )
     if not ended:
         return False
-    _job_settle(attempt.job_id, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None))
+    _job_settle(job, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None))
     ranks_forget(attempt)
     pass_nudge()
     return True
@@ -120,26 +121,26 @@ def ranks_forget(attempt: Attempt) -> None:
     ).update(desired=Want.FORGET)
 
 
-def _job_settle(job_id: int, *, end: End, now: datetime, started_at: datetime | None) -> None:
-    job = Job.objects.select_for_update().get(pk=job_id)
+def _job_settle(job: Job, *, end: End, now: datetime, started_at: datetime | None) -> None:
+    """``job`` as it is under its lock."""
     if job.state == JobState.STARTING and end.reason in (EndReason.COMPLETED, EndReason.NONZERO_EXIT):
         # It came and went between two reports: its RUNNING is recorded all the same, so that events replay.
-        jobs_move([job_id], to=JobState.RUNNING, code="running", fields={"started_at": started_at or now})
+        jobs_move([job.pk], to=JobState.RUNNING, code="running", fields={"started_at": started_at or now})
     common: dict[str, Any] = {"end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code}
     params = {"reason": end.reason, **end.params}
     if end.reason is EndReason.COMPLETED:
-        jobs_move([job_id], to=JobState.SUCCEEDED, code="succeeded", fields=common)
+        jobs_move([job.pk], to=JobState.SUCCEEDED, code="succeeded", fields=common)
         return
     if end.reason is EndReason.CANCELLED or (job.want_cancel and end.reason in INFRASTRUCTURE):
         common["end_reason"] = EndReason.CANCELLED
         if job.state != JobState.STOPPING:
-            jobs_move([job_id], to=JobState.STOPPING, code="stopping", params={"reason": EndReason.CANCELLED})
-        jobs_move([job_id], to=JobState.CANCELLED, code="cancelled", params=params, by=job.cancel_by_id, fields=common)
+            jobs_move([job.pk], to=JobState.STOPPING, code="stopping", params={"reason": EndReason.CANCELLED})
+        jobs_move([job.pk], to=JobState.CANCELLED, code="cancelled", params=params, by=job.cancel_by_id, fields=common)
         return
     again = end.reason in INFRASTRUCTURE and end.can_requeue and job.requeue
     if again and (end.reason is EndReason.PREEMPTED or job.requeues < job.max_requeues):
         jobs_move(
-            [job_id],
+            [job.pk],
             to=JobState.WAITING,
             code="requeued",
             params=params,
@@ -156,4 +157,4 @@ def _job_settle(job_id: int, *, end: End, now: datetime, started_at: datetime | 
     if again:
         common["end_params"] = {"reason": end.reason, "times": job.requeues + 1, **end.params}
         common["end_reason"] = EndReason.CRASH_LIMIT
-    jobs_move([job_id], to=JobState.FAILED, code="failed", params={**params, "reason": common["end_reason"]}, fields=common)
+    jobs_move([job.pk], to=JobState.FAILED, code="failed", params={**params, "reason": common["end_reason"]}, fields=common)

@@ -42,7 +42,7 @@ def jobs_move(
     now = timezone.now()
     allowed = (expect,) if expect else sources(to)
     moved: list[int] = []
-    with transaction.atomic():
+    with transaction.atomic(savepoint=False):
         for start in range(0, len(ids), CHUNK):
             chunk = list(ids[start : start + CHUNK])
             rows = (

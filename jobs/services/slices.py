@@ -23,12 +23,14 @@ def slices_activate(rank: Rank, *, at: datetime) -> None:
 
 def slices_releasing(rank: Rank, *, now: datetime, active_since: datetime | None = None) -> None:
     """The program has ended: stop charging. ``active_since`` is for a program that came and went between two reports."""
-    if active_since is not None:
-        slices_activate(rank, at=active_since)
-    for part in Slice.objects.filter(rank=rank, state=SliceState.ACTIVE).select_related("gpu").order_by("pk"):
-        if Slice.objects.filter(pk=part.pk, state=SliceState.ACTIVE).update(state=SliceState.RELEASING, releasing_at=now):
+    for part in Slice.objects.filter(rank=rank, state__in=(SliceState.HELD, SliceState.ACTIVE)).select_related("gpu").order_by("pk"):
+        if part.state == SliceState.HELD and active_since is not None:
+            part.active_at = active_since
+        swapped = Slice.objects.filter(pk=part.pk, state=part.state).update(
+            state=SliceState.RELEASING, releasing_at=now, active_at=part.active_at
+        )
+        if swapped and part.active_at is not None:
             _charge(rank, part, now)
-    Slice.objects.filter(rank=rank, state=SliceState.HELD).update(state=SliceState.RELEASING, releasing_at=now)
 
 
 def _charge(rank: Rank, part: Slice, now: datetime) -> None:
