@@ -15,19 +15,20 @@ import signal
 import sys
 import tempfile
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
+DIGITS = files("client") / "data" / "digits.csv.gz"  # ships with the nebulagrid-agent package, so every node has it
 HIDDEN, BATCH, RATE, MOMENTUM = 48, 32, 0.05, 0.9
 
 Weights = dict[str, np.ndarray]
 
 
-def digits_load(path: Path = DIGITS) -> tuple[np.ndarray, np.ndarray]:
+def digits_load() -> tuple[np.ndarray, np.ndarray]:
     """(n, 64) pixels scaled to 0–1 and (n,) labels."""
-    with gzip.open(path, "rt") as file:
+    with DIGITS.open("rb") as packed, gzip.open(packed, "rt") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.float64)
     return table[:, :64] / 16.0, table[:, 64].astype(np.int64)
 
