@@ -11,6 +11,7 @@ from django.db.models import Count, F, Q, Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from jobs import cells, heat, notices
@@ -131,13 +132,22 @@ def _queue_context(user: User, waiting: Any) -> dict[str, Any]:
     for row in rows:
         row.is_visible = user.is_staff or row.owner_id == user.pk
         row.is_mine = row.owner_id == user.pk
-        row.reason = why_text(row)[2]
+        row.reason = why_text(row)[2] if row.is_visible else _why_for_others(row)
     return {
         "queue": rows[:QUEUE_SHOWN],
         "queue_more": len(rows) > QUEUE_SHOWN,
         "queue_count": waiting.count(),
         "median_wait_s": _median_wait(timezone.now()),
     }
+
+
+def _why_for_others(job: Job) -> str:
+    """Why a stranger's job waits, without what is his own business: who holds it and why, and how much he used."""
+    if job.held or job.wait_code == "held":
+        return _("Held.")
+    if job.wait_code in ("quota_exceeded", "cards_exceeded"):
+        return _("Its owner's quota leaves no room for it now.")
+    return why_text(job)[2]
 
 
 def _median_wait(now: datetime) -> float | None:

@@ -1,8 +1,8 @@
 """Screenshots of every page: 1440 light and dark, 390 px light; English and Chinese. For the README and for eyes.
 
   make demo                                   in another shell, until the lab is busy
-  python docs/screenshots/shoot.py            signs in as the demo's administrator and writes docs/screenshots/*.png
-  … shoot.py --url URL --email E --password-file F --only overview,node     another installation, some pages
+  python docs/screenshots/shoot.py            signs in as the demo's researcher and writes docs/screenshots/*.png
+  … shoot.py --as lead --only overview,node   as somebody else, some pages only
 
 Tells what looks wrong: a page wider than its window, text that spills, a message on the console, a request to another host.
 Pictures are written with 256 colours: a third of the size, and nobody sees the difference.
@@ -39,6 +39,8 @@ ARGS = [
 #: name → (width, height, colour scheme)
 VARIANTS = {"1440-light": (1440, 900, "light"), "1440-dark": (1440, 900, "dark"), "390-light": (390, 844, "light")}
 LANGUAGES = {"en": "", "zh-hans": "-zh"}
+#: Pages that only staff have.
+STAFF = ("drain", "node-add")
 #: Beyond so many pixels a page is cut: what is below repeats what is above.
 TALLEST = 2400
 WIDE = """() => { const w = document.documentElement.clientWidth, out = [];
@@ -129,6 +131,7 @@ def pages_find(url: str, token: str) -> dict[str, str]:
         busiest = max(nodes[0]["gpus"], key=lambda gpu: gpu["live_slices"], default=None)
         pages["node"] = f"/nodes/{nodes[0]['name']}/"
         pages["drain"] = f"/nodes/{nodes[0]['name']}/drain/"
+        pages["node-add"] = "/nodes/add/new/"
         if busiest:
             pages["card"] = f"/nodes/{nodes[0]['name']}/gpu{busiest['index']}/"
     return pages
@@ -163,40 +166,48 @@ def contexts(browser: Any, url: str, state: Any) -> Iterator[tuple[str, BrowserC
             context.close()
 
 
+def sign_in(browser: Any, url: str, email: str, password_file: Path) -> Any:
+    """What the browser keeps of a sign-in."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(url + "/accounts/login/")
+    page.fill("#id_login", email)
+    page.fill("#id_password", password_file.read_text().split()[-1])
+    page.click("form.stack button.primary")
+    page.wait_for_url(re.compile(re.escape(url) + "/$"))
+    state = context.storage_state()
+    context.close()
+    return state
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     data = Path(os.environ.get("NEBULA_DATA", ROOT / "var-demo"))
     parser.add_argument("--url", default=f"http://127.0.0.1:{os.environ.get('NEBULA_PORT', '8000')}")
-    parser.add_argument("--email", default="admin@localhost")
-    parser.add_argument("--password-file", type=Path, default=data / "admin-password")
-    parser.add_argument("--profile", type=Path, default=data / "cli.json", help="a nebula-ctl profile, to find what to show")
+    parser.add_argument("--data", type=Path, default=data, help="the demo's data folder: its passwords and profiles are there")
+    parser.add_argument("--as", dest="who", default="researcher", help="who looks: researcher, lead, student, or admin")
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--only", default="", help="names of pages, with commas")
     options = parser.parse_args()
-    url = options.url.rstrip("/")
-    password = options.password_file.read_text().split()[-1]
-    pages = pages_find(url, json.loads(options.profile.read_text())["token"])
-    wanted = set(options.only.split(",")) if options.only else {*pages, "signin"}
+    url, demo = options.url.rstrip("/"), options.data / "demo"
+    admin = ("admin@localhost", options.data / "admin-password")
+    person = admin if options.who == "admin" else (f"{options.who}@lab.example", demo / f"{options.who}.password")
+    profile = options.data / "cli.json" if options.who == "admin" else demo / f"{options.who}.json"
+    pages = pages_find(url, json.loads(profile.read_text())["token"])
+    wanted = set(options.only.split(",")) if options.only else {*pages, *STAFF, "signin"}
+    staff = {name: path for name, path in pages.items() if name in STAFF}
+    shown = [({n: p for n, p in pages.items() if n not in STAFF}, person), (staff, admin), ({"signin": "/accounts/login/"}, None)]
     program = os.environ.get("NEBULA_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     problems = total = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=ARGS)
         tool = browser.new_page()
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(url + "/accounts/login/")
-        page.fill("#id_login", options.email)
-        page.fill("#id_password", password)
-        page.click("form.stack button.primary")
-        page.wait_for_url(re.compile(re.escape(url) + "/$"))
-        state = context.storage_state()
-        context.close()
-        for signed_in in (True, False):
-            shown = pages if signed_in else {"signin": "/accounts/login/"}
-            for suffix, context in contexts(browser, url, state if signed_in else None):
-                for name, path in shown.items():
-                    if name not in wanted:
-                        continue
+        for paths, account in shown:
+            chosen = {name: path for name, path in paths.items() if name in wanted}
+            if not chosen:
+                continue
+            for suffix, context in contexts(browser, url, sign_in(browser, url, *account) if account else None):
+                for name, path in chosen.items():
                     png, odd = shoot(context, url, path, tool)
                     (options.out / f"{name}{suffix}.png").write_bytes(png)
                     total += len(png)

@@ -156,6 +156,19 @@ def test_others_jobs_keep_their_names(client: Client, told: Any) -> None:
     assert "secret-plan" in page(client, user_make(is_staff=True))
 
 
+def test_others_business_stays_theirs(client: Client, told: Any) -> None:
+    other = user_make("other@lab.example")
+    job_make(other, held=True, wait_code="held", wait_params={"by": "other@lab.example", "why": "secret-reason"})
+    job_make(other, wait_code="quota_exceeded", wait_params={"what": "gpu_hours", "used": 12.5, "limit": 10})
+    html = page(client, user_make())
+    assert "other@lab.example" not in html
+    assert "secret-reason" not in html
+    assert "12.5" not in html
+    assert "Held." in html
+    assert "Its owner&#x27;s quota leaves no room for it now." in html
+    assert "secret-reason" in page(client, other)
+
+
 def test_the_queue_is_in_the_order_in_which_it_is_served(client: Client, told: Any) -> None:
     staff = user_make(is_staff=True)
     now = timezone.now()
