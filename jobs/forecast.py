@@ -17,6 +17,7 @@ from jobs.scheduler import Job, Placement, Plan, Policy, Request, Snapshot, neve
 from jobs.scheduler.need import foreign_counted_mib
 from jobs.wording import reason_text
 from nodes import formats
+from nodes.models import Gpu
 from quotas.models import User
 from quotas.selectors import cards_room
 from quotas.services import quota_for, quota_for_project, refusal_of
@@ -222,8 +223,6 @@ def place_text(view: Snapshot, placed: Placement) -> str:
 
 
 def _cards(view: Snapshot, placed: Placement, policy: Policy, *, owner: int) -> tuple[Card, ...]:
-    from nodes.models import Gpu
-
     gpus = {gpu.id: (node, gpu) for node in view.nodes for gpu in node.gpus}
     mine = {running.job for running in view.running if running.user == owner}
     grants = [grant for rank in placed.ranks for grant in rank.grants]

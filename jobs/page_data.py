@@ -29,6 +29,8 @@ from quotas.models import Project, User
 
 PAGE = 50
 EVENTS_ASIDE = 8
+#: So many of a job's latest events make its time line.
+EVENTS_MOST = 1000
 NODES_MOST = 40
 
 # --- the list -----------------------------------------------------------------------------------------------------
@@ -187,7 +189,7 @@ def job_events(job: Job) -> QuerySet[JobEvent]:
 def job_page(job: Job, *, now: datetime) -> dict[str, Any]:
     """Everything of the page's living parts; ``job`` loaded by ``jobs_with_places``. Seven queries, 20 more while it waits."""
     attempts = list(Attempt.objects.filter(job=job).prefetch_related(Prefetch("ranks", _RANKS)).order_by("epoch"))
-    events = list(JobEvent.objects.filter(job=job).select_related("by").order_by("id")[:1000])
+    events = list(JobEvent.objects.filter(job=job).select_related("by").order_by("-id")[:EVENTS_MOST])[::-1]
     current = attempts[-1] if attempts else None
     ranks = list(current.ranks.all()) if current is not None else []
     places = {attempt.epoch: place_of(list(attempt.ranks.all())) for attempt in attempts}

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 
 from jobs.lifecycle import FINAL, JobState
 from jobs.models import Job, JobEvent
+from jobs.wording import event_text
 from nodes import formats
 
 #: Between two ticks of the axis, in seconds; the first that gives at most five is taken.
@@ -139,8 +140,6 @@ _PINS = {
 
 
 def _pin(event: JobEvent, x: float) -> Pin | None:
-    from jobs.wording import event_text
-
     found = _PINS.get(event.code)
     if found is None:
         return None
