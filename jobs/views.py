@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from jobs import page_data, refusals, services
 from jobs.errors import InvalidState
@@ -63,7 +63,7 @@ def is_piece(request: HttpRequest) -> bool:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_list(request: HttpRequest) -> HttpResponse:
     user = reader(request)
     filters = page_data.Filters.of(request.GET)
@@ -88,7 +88,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_newer(request: HttpRequest) -> HttpResponse:
     """How many jobs of this list are newer than ?after=: rows are not pushed under the reader's hand."""
     text = request.GET.get("after", "0")
@@ -99,7 +99,7 @@ def job_newer(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_rows(request: HttpRequest) -> HttpResponse:
     """Of ?row=42-RUNNING&row=… those rows that look different now, each replacing its twin."""
     shown = dict(
@@ -113,7 +113,7 @@ def job_rows(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_row(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     if not is_piece(request):
@@ -149,7 +149,7 @@ def jobs_cancel(request: HttpRequest) -> HttpResponse:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_detail(request: HttpRequest, id: int, tab: str = "log") -> HttpResponse:
     now = timezone.now()
     job = _loaded(request, id)
@@ -171,7 +171,7 @@ def job_detail(request: HttpRequest, id: int, tab: str = "log") -> HttpResponse:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_live(request: HttpRequest, id: int) -> HttpResponse:
     """The parts of the page that change with the job, each replacing its twin (htmx, out of band)."""
     job = _loaded(request, id)
@@ -197,7 +197,7 @@ def _live(request: HttpRequest, job: Job) -> HttpResponse:
 
 
 @login_required
-@require_GET
+@require_safe
 def job_cards(request: HttpRequest, id: int) -> HttpResponse:
     """The cards of a live job with their figures of this moment."""
     job = _loaded(request, id)

@@ -192,3 +192,21 @@ def test_it_works_without_scripts(grid: Grid, open_page: Callable[..., Page], cl
     wait_for(lambda: client.job_get(id)["state"] == "CANCELLED", what="the job is cancelled")
     page.reload()
     expect(page.locator("#job-head")).to_contain_text("Cancelled")
+
+
+@pytest.mark.parametrize("language", ["en", "zh-hans"])
+def test_no_job_page_is_wider_than_the_window(grid: Grid, open_page: Callable[..., Page], client: NebulaClient, language: str) -> None:
+    script = "print('x' * 3000, flush=True); import time; time.sleep(60)"
+    live = client.job_submit(name="long " * 30, argv=["python3", "-c", script, "y" * 500], gpu_count=1, gpu_mem="4G")["id"]
+    held = client.job_submit(argv=["true"], gpu_count=1, hold=True, env={"LONG": "z" * 500}, workdir="/w" * 200)["id"]
+    pages = ["/jobs/", "/jobs/?q=nothing", f"/jobs/new/?from=job:{held}", f"/jobs/{live}/cancel/", f"/jobs/{held}/hold/"]
+    pages += [f"/jobs/{id}/{tab}" for id in (live, held) for tab in ("", "events/", "files/", "request/")]
+    for width in (390, 1440):
+        page = open_page("/jobs/", width=width, language=language)
+        expect(page.locator("html")).to_have_attribute("data-live", "on")
+        for path in pages:
+            page.goto(grid.url + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+        page.goto(f"{grid.url}/jobs/{live}/")
+        expect(page.locator(".log li").first).to_contain_text("xxx")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
