@@ -27,8 +27,8 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-#: Packages of the agent's wheel and what of them is no Python (pyproject.toml has the same list).
-PACKAGES: Mapping[str, tuple[str, ...]] = {"agent": ("py.typed", "*.json"), "client": ("py.typed",)}
+#: Packages of the agent's wheel; what of them is no Python is listed in pyproject.toml.
+PACKAGES = ("agent", "client")
 #: Notes of the installer about this machine; a wheel has none of them.
 NOT_PACKED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same sources make the same bytes
@@ -60,13 +60,14 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def agent_files(root: Path) -> dict[str, bytes]:
-    """The modules of the agent and the client, by their name in the wheel."""
+    """The files of the agent and the client, by their name in the wheel. Raises OSError, KeyError, TOMLDecodeError."""
+    data = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
     found: dict[str, bytes] = {}
-    for package, extra in PACKAGES.items():
-        for pattern in ("*.py", *extra):
-            for path in (root / package).rglob(pattern):
-                if "__pycache__" not in path.parts:
-                    found[path.relative_to(root).as_posix()] = path.read_bytes()
+    for package in PACKAGES:
+        folder = root / package
+        for path in (*folder.rglob("*.py"), *(path for pattern in data.get(package, ()) for path in folder.glob(pattern))):
+            if "__pycache__" not in path.parts and path.is_file():
+                found[path.relative_to(root).as_posix()] = path.read_bytes()
     return found
 
 

@@ -118,7 +118,9 @@ def test_the_wheel_is_the_same_each_time_and_holds_no_server(tmp_path: Path) -> 
     one.mkdir(), two.mkdir()
     first, second = agent_wheel(ROOT, one), agent_wheel(ROOT, two)
     assert first.read_bytes() == second.read_bytes()
-    tops = {name.split("/")[0] for name in zipfile.ZipFile(first).namelist()}
+    names = set(zipfile.ZipFile(first).namelist())
+    tops = {name.split("/")[0] for name in names}
+    assert {"agent/py.typed", "client/locale/zh_CN/LC_MESSAGES/nebula.mo", "client/data/digits.csv.gz"} <= names
     assert {name for name in tops if not name.endswith(".dist-info")} == {"agent", "client"}
 
 
