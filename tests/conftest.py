@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.utils import translation
 
 from nebulagrid.embedded import EmbeddedError, postgres_bin, redis_program, redis_temporary
 
@@ -107,6 +108,13 @@ def redis_url() -> Iterator[str]:
         if "redis" in REQUIRED:
             pytest.fail(str(error), pytrace=False)
         pytest.skip(f"redis lane: {error}")
+
+
+@pytest.fixture(autouse=True)
+def own_language() -> Iterator[None]:
+    """A request activates its reader's language in this thread and nothing takes it back: the next test starts in English."""
+    with translation.override("en"):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
