@@ -101,7 +101,12 @@ def pairs(items: Iterable[tuple[str, object]]) -> str:
 
 def gib(mib: int | None) -> str:
     """24564 → "24.0 GiB"; None → "-"."""
-    return NONE if mib is None else f"{mib / 1024:.1f} GiB"
+    return NONE if mib is None else f"{gib_number(mib)} GiB"
+
+
+def gib_number(mib: int | None) -> str:
+    """24564 → "24.0", for a column whose header names the unit."""
+    return NONE if mib is None else f"{mib / 1024:.1f}"
 
 
 def size(count: int | None) -> str:

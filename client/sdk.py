@@ -115,7 +115,7 @@ class NebulaClient:
         ``fields``: name, gpu_count (for the whole job), gpu_mem ("24G") or gpu_mem_mib (a card; none = whole cards), nodes,
         workdir, env, time ("01:00:00", "90m", seconds) or time_limit_s, project, checkpoint, requeue, on_node_loss
         ("hold", "requeue"), grace_s, priority, hold, constraints {arch, model, vendor}. Absent or None = the server's
-        default. Raises NebulaError: never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
+        default. Raises NebulaError: bad_idempotency_key, never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
         """
         body: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         if argv is not None:
@@ -123,6 +123,8 @@ class NebulaClient:
         if command is not None:
             body["command"] = command
         key = idempotency_key or uuid.uuid4().hex
+        if not (len(key) <= 200 and key.isascii() and key.isprintable() and " " not in key):
+            raise NebulaError("bad_idempotency_key", _("An idempotency key has 1 to 200 visible ASCII characters."))
         return cast(shapes.Job, self._call("POST", "/jobs/submit", body=body, headers={"Idempotency-Key": key}, is_repeatable=True))
 
     def job_list(

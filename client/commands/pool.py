@@ -12,7 +12,7 @@ import typer
 from client.commands.common import JsonFlag, ProfileOption, columns, say, session_open, usage_fault
 from client.errors import NebulaError
 from client.i18n import _
-from client.output import gib, known, model_short, node_marks, overview, pairs, percent, safe, table, time_local
+from client.output import gib, gib_number, known, model_short, node_marks, overview, pairs, percent, safe, table, time_local
 from client.profile import secret_write
 from client.transport import is_loopback
 
@@ -165,9 +165,9 @@ def _gpu_table(gpus: Any, *, with_node: bool) -> str:
     for gpu in gpus:
         place = f"{gpu['node']}:{gpu['index']}" if with_node else gpu["index"]
         short = model_short(gpu["model"])
-        model = _("simulated {model}").format(model=short) if gpu["simulated"] else short  # in front: it must not be cut off
+        model = _("sim {model}").format(model=short) if gpu["simulated"] else short  # in front: it must not be cut off
         temp = "-" if gpu.get("temp_c") is None else f"{gpu['temp_c']}°C"
-        memory = (gib(gpu["total_mib"]), gib(gpu["free_mib"]))
+        memory = (gib_number(gpu["total_mib"]), gib_number(gpu["free_mib"]))  # the unit is in the header: models need the room
         rows.append([place, gpu["short"], model, gpu["state"], *memory, percent(gpu.get("util_pct")), temp])
-    headers = [_("NODE:#") if with_node else "#", "ID", _("MODEL"), _("STATE"), _("MEMORY"), _("FREE"), _("UTIL"), _("TEMP")]
+    headers = [_("NODE:#") if with_node else "#", "ID", _("MODEL"), _("STATE"), "GiB", _("FREE"), _("UTIL"), _("TEMP")]
     return table(headers, rows, width=columns(), right=frozenset({4, 5, 6, 7}), shrink=(2, 0))

@@ -325,7 +325,7 @@ def test_node_and_gpu_tables(nebula: Ctl, api: FakeApi) -> None:
     gpus = nebula("gpu", "list").out.splitlines()
     assert all(len(line) <= 80 for line in gpus)
     assert len(gpus) == 7
-    assert "simulated RTX" in gpus[6]
+    assert "sim RTX" in gpus[6]
     shown = nebula("node", "show", "node01").out
     assert "RTX 4060 Laptop" in shown
     assert "64.0 GiB" in shown

@@ -44,6 +44,10 @@ def test_two_submits_have_two_keys(client: NebulaClient, api: FakeApi) -> None:
 
 
 def test_a_callers_key_gives_the_same_job_again_and_refuses_another(client: NebulaClient, api: FakeApi) -> None:
+    for odd in ("schlüssel", "two words", "x" * 201):
+        with pytest.raises(NebulaError, match="1 to 200 visible ASCII") as refused:
+            client.job_submit(argv=["true"], idempotency_key=odd)
+        assert refused.value.code == "bad_idempotency_key"
     first = client.job_submit(argv=["true"], idempotency_key="ci-7")
     assert client.job_submit(argv=["true"], idempotency_key="ci-7")["id"] == first["id"]
     with pytest.raises(NebulaError) as caught:
