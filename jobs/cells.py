@@ -33,7 +33,7 @@ from jobs.models import Slice
 from nodes import telemetry
 from nodes.formats import model_short
 from nodes.models import Gpu, GpuState, Node, NodeState
-from nodes.serializers import foreign_counted
+from nodes.pool import CardUse, card_use
 
 #: letter → (table of nodes/states.py, key). The first letter of a card's marks is the one drawn.
 MARKS = {
@@ -44,6 +44,7 @@ MARKS = {
     "T": ("mark", "STALE"),
     "H": ("mark", "HOT"),
     "G": ("mark", "GHOST"),
+    "C": ("node", "CORDONED"),
 }
 _STATE_MARK = {GpuState.SUSPECT: "S", GpuState.ISOLATED: "I", GpuState.MAINTENANCE: "M", GpuState.MISSING: "X"}
 #: From here a card slows itself down.
@@ -80,6 +81,7 @@ class Picture:
     version: str
     nodes: tuple[NodeRow, ...]
     frame: Mapping[str, Any]
+    uses: tuple[CardUse, ...] = ()  # one a card, in the layout's order
 
     @property
     def cards(self) -> list[Card]:
@@ -101,7 +103,9 @@ def picture_read(*, now: float | None = None) -> Picture:
     for row in (
         Gpu.objects.exclude(node__state=NodeState.RETIRED)
         .order_by("index", "pk")
-        .values_list("node_id", "pk", "uuid", "index", "model", "total_mib", "state", "held_mib", "is_exclusive", "is_simulated")
+        .values_list(
+            "node_id", "pk", "uuid", "index", "model", "total_mib", "state", "held_mib", "live_slices", "is_exclusive", "is_simulated"
+        )
     ):
         gpu_rows[row[0]].append(row)
     parts = _parts_read()
@@ -110,22 +114,33 @@ def picture_read(*, now: float | None = None) -> Picture:
 
     nodes: list[NodeRow] = []
     columns: dict[str, list[Any]] = {key: [] for key in "mutwrks"}
-    states, silent = [], []
+    states, silent, uses = [], [], []
     at = 0
     for node_id, name, state, cordoned, last_seen_at in node_rows:
         cards = []
-        for _, pk, uuid, index, model, total, gpu_state, held, exclusive, simulated in gpu_rows[node_id]:
+        is_ready = state == NodeState.READY
+        for _, pk, uuid, index, model, total, gpu_state, held, live, exclusive, simulated in gpu_rows[node_id]:
             cards.append(Card(at, pk, name, index, model, model_short(model), total, simulated))
             at += 1
             status = statuses.get(node_id, {}).get(uuid)
-            for key, value in _figures(status, total, gpu_state, held, exclusive, parts.get(pk, []), is_ready=state == NodeState.READY):
+            use = card_use(
+                state=gpu_state,
+                total_mib=total,
+                held_mib=held,
+                live_slices=live,
+                is_exclusive=exclusive,
+                node_takes_work=is_ready and not cordoned,
+                status=status,
+            )
+            uses.append(use)
+            for key, value in _figures(status, gpu_state, use, parts.get(pk, []), is_ready=is_ready, cordoned=cordoned):
                 columns[key].append(value)
         nodes.append(NodeRow(node_id, name, tuple(cards)))
         states.append(f"{state}+cordoned" if cordoned else state)
         last = seen[node_id].at if node_id in seen else last_seen_at.timestamp() if last_seen_at is not None else None
         silent.append(None if state == NodeState.READY or last is None else round(last))
     frame = {"v": _version(nodes), "at": round(now, 1), **columns, "n": states, "z": silent}
-    return Picture(frame["v"], tuple(nodes), frame)
+    return Picture(frame["v"], tuple(nodes), frame, tuple(uses))
 
 
 def _parts_read() -> dict[int, list[tuple[int, str]]]:
@@ -143,33 +158,33 @@ def _parts_read() -> dict[int, list[tuple[int, str]]]:
 
 def _figures(
     status: Mapping[str, Any] | None,
-    total: int | None,
     state: str,
-    held: int,
-    exclusive: bool,
+    use: CardUse,
     parts: list[tuple[int, str]],
     *,
     is_ready: bool,
+    cordoned: bool,
 ) -> list[tuple[str, Any]]:
     known = status or {}
     used, temp = known.get("used_mib"), known.get("temp_c")
-    foreign = foreign_counted(known)
+    total = use.total_mib
     marks = _STATE_MARK.get(GpuState(state), "")
     if state != GpuState.MISSING and (known.get("stale", True) or not is_ready):
         marks += "T"
     if temp is not None and temp >= HOT_C:
         marks += "H"
-    if foreign:
+    if use.ghost_mib:
         marks += "G"
-        parts = [*parts, (foreign, "!g")]
-    free = None if total is None or state == GpuState.MISSING else 0 if exclusive else max(0, total - held - foreign)
+        parts = [*parts, (use.ghost_mib, "!g")]
+    if cordoned:
+        marks += "C"
     strip = ",".join(f"{min(1000, round(1000 * mib / total))}:{whose}" for mib, whose in parts) if total else ""
     return [
         ("m", round(100 * used / total) if used is not None and total else None),
         ("u", known.get("util_pct")),
         ("t", temp),
         ("w", known.get("power_w")),
-        ("r", free),
+        ("r", use.free_mib),
         ("k", marks),
         ("s", strip),
     ]

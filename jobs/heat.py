@@ -197,11 +197,16 @@ def heat_context(picture: Picture, *, metric: str, me: str) -> dict[str, Any]:
     }
 
 
+def health_of(marks: str) -> str:
+    """The card's state, which is its mark unless it is healthy."""
+    return next((MARKS[letter][1] for letter in marks if MARKS[letter][0] == "gpu"), "HEALTHY")
+
+
 def table_rows(picture: Picture, *, me: str) -> list[dict[str, Any]]:
     """The same figures for a table: one row a card, in the same order."""
     frame = picture.frame
     rows = []
-    for at, node in enumerate(picture.nodes):
+    for node in picture.nodes:
         for card in node.cards:
             i = card.at
             rows.append(
@@ -212,8 +217,8 @@ def table_rows(picture: Picture, *, me: str) -> list[dict[str, Any]]:
                     "url": reverse("gpu-detail", args=(node.name, card.index)),
                     "model": formats.model_name(card.model),
                     "is_simulated": card.is_simulated,
-                    "node_state": frame["n"][at].partition("+")[0],
-                    "marks": [MARKS[letter] for letter in frame["k"][i]],
+                    "health": health_of(frame["k"][i]),
+                    "marks": [MARKS[letter] for letter in frame["k"][i] if MARKS[letter][0] != "gpu"],
                     "total_mib": card.total_mib,
                     "free_mib": frame["r"][i],
                     "memory": frame["m"][i],

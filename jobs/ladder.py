@@ -40,12 +40,10 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """``whole``: card model → how many whole ones could be had. MiB are of the cards that take work."""
+    """``whole``: card model → how many whole ones could be had."""
 
     rungs: tuple[Rung, ...]
     whole: tuple[tuple[str, int], ...]
-    free_mib: int
-    total_mib: int
 
     @property
     def is_capped(self) -> bool:
@@ -68,20 +66,7 @@ def ladder_of(state: Snapshot, policy: Policy) -> Ladder:
         count, _, _ = _probe(state, policy, queue, Request(model=model), most=number)
         if count:
             whole.append((model_name(model), count))
-    taken: Counter[int] = Counter()
-    for part in state.slices:
-        taken[part.gpu] += gpus[part.gpu].total_mib or 0 if part.exclusive and part.gpu in gpus else part.mib
-    free = total = 0
-    for node in state.nodes:
-        for gpu in node.gpus:
-            if gpu.state == "MISSING":
-                continue  # it is not there, whatever it held
-            size = gpu.total_mib or 0
-            total += size
-            if node.takes_work and gpu.is_schedulable:
-                foreign = gpu.foreign_mib if gpu.foreign_mib > policy.foreign_floor_mib else 0
-                free += max(0, size - taken[gpu.id] - foreign)
-    return Ladder(tuple(rungs), tuple(whole), free, total)
+    return Ladder(tuple(rungs), tuple(whole))
 
 
 def _room(gpus: Iterable[Gpu], policy: Policy) -> int:

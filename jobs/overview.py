@@ -19,6 +19,7 @@ from jobs.ladder import MOST, Ladder, ladder_latest
 from jobs.lifecycle import FINAL, LIVE, JobState, SliceState
 from jobs.models import Job, Slice
 from jobs.wording import reason_text, why_text
+from nodes.pool import totals_of
 from quotas.models import User
 from quotas.selectors import QuotaView, cards_room, quota_view, users_over_limit
 
@@ -118,8 +119,7 @@ def _free_context(user: User, quota: QuotaView, ladder: Ladder, *, now: datetime
         "cap": cap if caps and cap < max((rung.count for rung in ladder.rungs), default=0) else None,
         "over_text": reason_text("quota_exceeded", over) if over else "",
         "whole": ladder.whole,
-        "free_mib": ladder.free_mib,
-        "total_mib": ladder.total_mib,
+        "pool": totals_of(cells.picture_latest().uses),
         "mine": mine,
         "quota": quota,
         "hours_left": None if quota.gpu_hours is None else max(0.0, quota.gpu_hours - quota.used_gpu_hours),

@@ -21,6 +21,7 @@ from jobs.models import Job, Slice
 from nodes.event_words import event_kind_text, event_look, link_text
 from nodes.formats import model_name, models_text
 from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
+from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
 from nodes.wording import advice_text
 from quotas.models import User
@@ -42,26 +43,28 @@ def node_list(request: HttpRequest) -> HttpResponse:
         query = query.filter(Q(name__icontains=text) | Q(hostname__icontains=text) | Q(gpus__model__icontains=text)).distinct()
     page = Paginator(query, PAGE).get_page(request.GET.get("page"))
     by_id = {node.pk: (at, node) for at, node in enumerate(picture.nodes)}
-    rows = [_node_row(node, by_id.get(node.pk), picture.frame) for node in page.object_list]
+    rows = [_node_row(node, by_id.get(node.pk), picture) for node in page.object_list]
     context = {"rows": rows, "page": page, "text": text, **_live_context(request, picture)}
     # A piece is fetched at the page's own address: query and page stay what they are.
     return render(request, "nodes/_list.html" if _is_piece(request) else "nodes/list.html", context)
 
 
-def _node_row(node: Node, found: tuple[int, cells.NodeRow] | None, frame: Any) -> dict[str, Any]:
+def _node_row(node: Node, found: tuple[int, cells.NodeRow] | None, picture: cells.Picture) -> dict[str, Any]:
+    frame, uses = picture.frame, picture.uses
     cards = found[1].cards if found else ()
     told = [frame["u"][card.at] for card in cards if frame["u"][card.at] is not None]
-    total = sum(card.total_mib or 0 for card in cards)
-    free = sum(frame["r"][card.at] or 0 for card in cards)
+    found_uses = [uses[card.at] for card in cards]
+    totals = totals_of(found_uses)
+    held = sum((use.total_mib or 0) - use.free_mib for use in found_uses if use.free_mib is not None)
     return {
         "node": node,
         "cards": cards,
         "models": [card.model for card in cards],
         "what": models_text([card.model for card in cards]),
-        "held_pct": round(100 - 100 * free / total) if total else 0,
+        "held_pct": round(100 * held / totals.total_mib) if totals.total_mib else 0,
         "load": round(sum(told) / len(told)) if told else None,
-        "free_mib": free,
-        "total_mib": total,
+        "free_mib": totals.free_mib,
+        "total_mib": totals.total_mib,
         "seen_s": _silent_s(found, frame),
     }
 
@@ -88,11 +91,11 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     picture = cells.picture_latest()
     gpus = list(node.gpus.order_by("index", "pk"))
     user = cast(User, request.user)
-    rows = cards_rows(gpus, picture, user=user, node=node)
+    rows = cards_rows(gpus, picture, user=user)
     context = {
         "node": node,
         "rows": rows,
-        "counts": _use_counts(rows),
+        "counts": totals_of(row["pool_use"] for row in rows),
         "power_w": _sum_told(row["power"] for row in rows),
         "load": _mean_told(row["use"] for row in rows),
         "silent_s": _silent_s(next(((at, n) for at, n in enumerate(picture.nodes) if n.pk == node.pk), None), picture.frame),
@@ -123,7 +126,7 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
         raise Http404
     picture = cells.picture_latest()
     user = cast(User, request.user)
-    row = cards_rows([gpu], picture, user=user, node=gpu.node)[0]
+    row = cards_rows([gpu], picture, user=user)[0]
     context = {"node": gpu.node, "gpu": gpu, "row": row, "short": uuid_short(gpu.uuid), **_live_context(request, picture)}
     if _is_piece(request):
         return render(request, "nodes/_gpu_live.html", context)
@@ -140,8 +143,8 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
 # --- rows -------------------------------------------------------------------------------------------------------
 
 
-def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User, node: Node) -> list[dict[str, Any]]:
-    """The cards of one node with their slices. One query; a slice of someone else shows no name (staff see all)."""
+def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User) -> list[dict[str, Any]]:
+    """The cards of one node, each with it, and their slices. One query; a slice of someone else shows no name (staff see all)."""
     parts: dict[int, list[Slice]] = defaultdict(list)
     live = Slice.objects.exclude(state=SliceState.RELEASED).filter(gpu__in=gpus)
     for part in live.select_related("rank__attempt__job__owner").order_by("pk"):
@@ -152,6 +155,7 @@ def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User, node: Nod
         card = places.get(gpu.pk)
         at = card.at if card else None
         frame = picture.frame
+        pool_use = gpu_use(gpu, None) if at is None else picture.uses[at]
         figures = {name: None if at is None else frame[key][at] for name, key in
                    (("memory", "m"), ("use", "u"), ("temp", "t"), ("power", "w"), ("free_mib", "r"))}  # fmt: skip
         marks = frame["k"][at] if at is not None else "T"
@@ -167,7 +171,8 @@ def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User, node: Nod
                 "slices": [_slice_row(part, user, total=gpu.total_mib) for part in parts[gpu.pk]],
                 "ghost_pct": ghost[0].permille / 10 if ghost else None,
                 "free_pct": 100 * figures["free_mib"] / gpu.total_mib if gpu.total_mib and figures["free_mib"] else 0,
-                "is_in_service": gpu.state == "HEALTHY" and node.takes_work,
+                "pool_use": pool_use,
+                "is_in_service": pool_use.takes_work,
                 **figures,
             }
         )
@@ -187,12 +192,6 @@ def _slice_row(part: Slice, user: User, *, total: int | None = None) -> dict[str
         "owner": job.owner.email if is_visible else _("someone else"),
         "pct": min(100, 100 * part.mib / total) if total else 0,
     }
-
-
-def _use_counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    busy = sum(bool(row["slices"]) for row in rows)
-    out = sum(not row["slices"] and not row["is_in_service"] for row in rows)
-    return {"busy": busy, "idle": len(rows) - busy - out, "out": out}
 
 
 def _sum_told(values: Iterable[int | None]) -> int | None:

@@ -16,6 +16,7 @@ from rest_framework.views import APIView
 
 from nodes import services, telemetry
 from nodes.models import AgentCommand, Gpu, Node, NodeState
+from nodes.pool import pool_gpus, totals_of
 from nodes.serializers import (
     CommandRequest,
     CommandSchema,
@@ -26,11 +27,7 @@ from nodes.serializers import (
     NodeSchema,
     ResumeRequest,
     command_json,
-    foreign_counted,
-    gpu_free_mib,
     gpu_json,
-    gpu_use,
-    is_in_service,
     node_json,
 )
 
@@ -56,20 +53,17 @@ def pool_overview() -> dict[str, Any]:
     Free memory counts on cards that new work may come to. Two queries, one round trip to Redis.
     """
     nodes = list(Node.objects.exclude(state=NodeState.RETIRED).only("pk", "name", "state", "cordoned"))
-    gpus = list(Gpu.objects.exclude(node__state=NodeState.RETIRED).select_related("node").order_by())
-    latest = telemetry.gpus_latest(gpus)
+    cards = pool_gpus()
+    found = totals_of(use for _gpu, use in cards)
     states = {"ready": 0, "unknown": 0, "recovering": 0, "enrolling": 0, "down": 0}
     for node in nodes:
         states[node.state.lower()] += 1
-    uses = {"idle": 0, "busy": 0, "maintenance": 0}
-    for gpu in gpus:
-        uses[gpu_use(gpu, latest.get(gpu.pk))] += 1
-    free = sum(gpu_free_mib(gpu, latest.get(gpu.pk)) or 0 for gpu in gpus if is_in_service(gpu))
+    uses = {"idle": found.idle, "busy": found.busy, "maintenance": found.maintenance}
     return {
         "nodes": {"total": len(nodes), **states, "cordoned": sum(node.cordoned for node in nodes)},
-        "gpus": {"total": len(gpus), **uses, "ghost": sum(bool(foreign_counted(latest.get(gpu.pk))) for gpu in gpus)},
-        "vram": {"total_mib": sum(gpu.total_mib or 0 for gpu in gpus), "free_mib": free},
-        "simulated": any(gpu.is_simulated for gpu in gpus),
+        "gpus": {"total": found.cards, **uses, "ghost": found.ghost},
+        "vram": {"total_mib": found.total_mib, "free_mib": found.free_mib},
+        "simulated": any(gpu.is_simulated for gpu, _use in cards),
     }
 
 

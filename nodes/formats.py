@@ -35,12 +35,24 @@ def number(value: float, digits: int = 1) -> str:
 
 
 def gib_number(mib: float | None) -> str:
-    return _("n/a") if mib is None else number(mib / 1024)
+    return _("n/a") if mib is None else number(mib / 1024, 1 if mib < 100 * 1024 else 0)
 
 
 def gib(mib: float | None) -> str:
-    """MiB as GiB: one decimal, none if whole."""
-    return _("n/a") if mib is None else f"{number(mib / 1024)}{NBSP}GiB"
+    """MiB as GiB: one decimal below 100, none if whole."""
+    return _("n/a") if mib is None else f"{gib_number(mib)}{NBSP}GiB"
+
+
+def size(count: int | None) -> str:
+    """Bytes: ``512 B``, ``2.1 KiB``; static/js/logbar.js says it in the same way."""
+    if count is None:
+        return _("n/a")
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{number(amount)}{NBSP}{unit}"
 
 
 def gib_of(used: float | None, total: float | None) -> str:

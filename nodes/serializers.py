@@ -11,10 +11,8 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 
 from nodes.models import AgentCommand, Gpu, GpuState, Node, NodeState
+from nodes.pool import gpu_use
 from nodes.wording import advice_text
-
-#: Below this, foreign use is the driver's own and does not count (D1).
-FOREIGN_FLOOR_MIB = 512
 
 
 def uuid_short(uuid: str) -> str:
@@ -28,38 +26,12 @@ def _iso(at: Any) -> str | None:
     return at.isoformat().replace("+00:00", "Z") if at is not None else None
 
 
-def foreign_counted(status: Mapping[str, Any] | None) -> int:
-    """Ghost use in MiB as far as it counts."""
-    mib = int((status or {}).get("foreign_mib") or 0)
-    return mib if mib > FOREIGN_FLOOR_MIB else 0
-
-
-def is_in_service(gpu: Gpu) -> bool:
-    """Whether new work may come to this card. Reads ``gpu.node``."""
-    return gpu.state == GpuState.HEALTHY and gpu.node.takes_work
-
-
-def gpu_use(gpu: Gpu, status: Mapping[str, Any] | None) -> str:
-    """idle | busy | maintenance: the three parts that the pool's cards fall into."""
-    if gpu.live_slices or foreign_counted(status):
-        return "busy" if gpu.state == GpuState.HEALTHY else "maintenance"
-    return "idle" if is_in_service(gpu) else "maintenance"
-
-
-def gpu_free_mib(gpu: Gpu, status: Mapping[str, Any] | None) -> int | None:
-    """What slices and ghost use leave; None = the card's size is unknown."""
-    if gpu.total_mib is None:
-        return None
-    if gpu.is_exclusive:
-        return 0
-    return max(0, gpu.total_mib - gpu.held_mib - foreign_counted(status))
-
-
 def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
     """``gpu`` with its node loaded. What the hardware does not tell is null, never 0; so is all of a node that is silent."""
     known = status or {}
     sampled = known.get("sampled_at")
     util = known.get("util_pct")
+    found = gpu_use(gpu, status)
     return {
         "uuid": gpu.uuid,
         "short": uuid_short(gpu.uuid),
@@ -72,7 +44,7 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
         "total_mib": gpu.total_mib,
         "nominal_mib": gpu.nominal_mib,
         "held_mib": gpu.held_mib,
-        "free_mib": gpu_free_mib(gpu, status),
+        "free_mib": found.free_mib,
         "live_slices": gpu.live_slices,
         "exclusive": gpu.is_exclusive,
         "simulated": gpu.is_simulated,
@@ -87,7 +59,7 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
         "sampled_at": _iso(datetime.fromtimestamp(sampled, UTC)) if sampled is not None else None,
         "stale": bool(known.get("stale", True)),
         # A card whose use nobody can read is not called idle.
-        "is_idle": gpu_use(gpu, status) == "idle" and util is not None and util < 5 and not known.get("stale", True),
+        "is_idle": found.use == "idle" and util is not None and util < 5 and not known.get("stale", True),
     }
 
 
@@ -198,7 +170,9 @@ class GpuSchema(serializers.Serializer[Any]):
     total_mib = serializers.IntegerField(allow_null=True)
     nominal_mib = serializers.IntegerField(allow_null=True)
     held_mib = serializers.IntegerField()
-    free_mib = serializers.IntegerField(allow_null=True, help_text="What slices and ghost use leave.")
+    free_mib = serializers.IntegerField(
+        allow_null=True, help_text="What slices and ghost use leave; null: the size is not known, or the card is missing."
+    )
     live_slices = serializers.IntegerField()
     exclusive = serializers.BooleanField()
     simulated = serializers.BooleanField()

@@ -3,6 +3,7 @@
   {% icon "plus" %}  {% icon "loader" "spin" %}          decorative: give the word beside it
   {% badge "job" job.state %}  {% badge "gpu" s bare=True %}  {% state_icon "job" job.state %}
   {{ mib|gib }}  {% gib_of used total %}  {{ 64|percent }}  {{ 5940|duration }}  {{ hours|gpu_hours }}  {{ 7200|clock_limit }}
+  {{ bytes|size }} 2.1 KiB
   {% moment at %} 12:31, 2 h 33 min ago     {% ago at %} 2 h 33 min ago     {% clock at %} 13:18     {% elapsed since %} 1 h 39 min
 Times are <time> elements in the reader's zone; those that grow old are kept true by static/js/times.js.
 """
@@ -29,6 +30,7 @@ for _function in (
     formats.gib,
     formats.gib_number,
     formats.percent,
+    formats.size,
     formats.share,
     formats.gpu_hours,
     formats.duration,

@@ -16,7 +16,7 @@ export function words() {
 export const changed = (frame, old, i) => !old || ["m", "u", "t", "w", "r", "k", "s"].some((key) => frame[key][i] !== old[key][i]);
 
 export function gib(mib, said) {
-  return mib === null ? said.na : `${(mib / 1024).toFixed(1).replace(/\.0$/, "").replace(/\B(?=(\d{3})+(?!\d))/g, ",")}${said.joint}GiB`;
+  return mib === null ? said.na : `${(mib / 1024).toFixed(mib < 102400 ? 1 : 0).replace(/\.0$/, "").replace(/\B(?=(\d{3})+(?!\d))/g, ",")}${said.joint}GiB`;
 }
 
 /* Draws a memory strip; pieces that are there are used again. */

@@ -9,9 +9,10 @@ export function bar(root, acts) {
       if (word) word.textContent = on ? word.dataset.on : word.dataset.off;
     },
     size(bytes) {
-      const digits = bytes < 1e6 ? 1 : 0;
-      const text = bytes < 1024 ? `${bytes} B` : `${(bytes / 1024).toLocaleString("en", { maximumFractionDigits: digits })} KiB`;
-      root.querySelector("[data-size]").textContent = text;
+      let amount = bytes, at = 0;
+      while (amount >= 1024 && at < 4) { amount /= 1024; at += 1; }
+      const text = amount.toLocaleString("en", { maximumFractionDigits: 1 });
+      root.querySelector("[data-size]").textContent = `${text}\u00a0${["B", "KiB", "MiB", "GiB", "TiB"][at]}`;
     },
     trouble(text) {
       root.querySelector("[data-trouble]").textContent = text;

@@ -10,6 +10,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from client.output import overview as command_line_overview
 from jobs import cells, heat
 from jobs.lifecycle import JobState, SliceState
 from jobs.models import Job
@@ -88,6 +89,45 @@ def test_the_readers_own_limits_are_taken_off(client: Client, told: Any) -> None
     html = page(client, user_make(quota={"gpu_hours": 1, "used_gpu_s": 3600.0}))
     assert rungs(html)[:5] == ["0"] * 5
     assert "1.0 of 1 GPU-hours are used" in html
+
+
+def test_overview_api_command_line_and_node_pages_count_alike(client: Client, told: Any) -> None:
+    plain, _drained, cut = node_make("node01", cards=3), node_make("node02", cards=1, cordoned=True), node_make("node03")
+    ghost, whole, _idle = plain.gpus.order_by("index")
+    told[plain.pk] = {ghost.uuid: {"foreign_mib": 3212}}
+    attempt_make(job_make(state=JobState.RUNNING), gpus=(whole,), mib=4096, exclusive=True)
+    gpu_make(cut, state="MISSING")
+    # node01: ghost use and a job, one idle; out of service: node02's card, node03's. Free: 24,564 − 3,212 and 24,564 MiB.
+    user = user_make(is_staff=True)
+    client.force_login(user)
+    usage = client.get("/api/v1/resources/usage").json()
+    assert usage["gpus"] == {"total": 5, "idle": 1, "busy": 2, "maintenance": 2, "ghost": 1}
+    assert usage["vram"] == {"total_mib": 5 * 24_564, "free_mib": 24_564 - 3212 + 24_564}
+    assert "GPUs: 5 (1 idle, 2 busy, 2 maintenance)" in command_line_overview(usage, None)
+    assert "<b>44.8\xa0GiB</b> free of 120\xa0GiB" in page(client, user)
+    assert "2 busy, 1 idle<" in page(client, user, "/nodes/node01/")
+    assert "0 busy, 0 idle, 1 out of service" in page(client, user, "/nodes/node02/")
+    nodes = page(client, user, "/nodes/")
+    for text in ("44.8\xa0GiB free of 72\xa0GiB", "0\xa0GiB free of 24\xa0GiB"):  # of node01; of each of the others
+        assert text in nodes
+
+
+def test_the_table_of_cards_tells_health_and_drain(client: Client, told: Any) -> None:
+    drained = node_make("node02", cordoned=True)
+    gpu_make(drained)
+    gpu_make(drained, index=1, state="ISOLATED")
+    told[drained.pk] = {gpu.uuid: {} for gpu in drained.gpus.all()}
+    html = page(client, user_make(), "/?cards=table")
+    rows = [re.findall(r'data-state="(\w+)"', row) for row in re.findall(r"<tr data-i.*?</tr>", html, re.DOTALL)]
+    assert rows == [["HEALTHY", "CORDONED"], ["ISOLATED", "CORDONED"]]
+
+
+def test_every_whole_card_is_named(client: Client, told: Any) -> None:
+    for index, model in enumerate(("RTX 4090", "RTX 4060 Laptop", "Arc A770", "RTX 5070 Laptop", "A100 80GB PCIe")):
+        gpu_make(node_make(f"node0{index}"), model=model, mib=8188)
+    html = page(client, user_make())
+    facts = html[html.index("Whole cards") :]
+    assert [model for model in ("4090", "4060", "A770", "5070", "A100") if model not in facts[: facts.index("</div>")]] == []
 
 
 def test_a_cell_says_all_of_a_card(client: Client, told: Any) -> None:

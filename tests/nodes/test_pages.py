@@ -182,7 +182,7 @@ def test_drain_and_resume(client: Client) -> None:
     node.refresh_from_db()
     assert (node.cordoned, node.cordon_reason, node.cordoned_by, node.cordoned_until) == (True, "driver <b>upgrade</b>", staff, until)
     html = page(client, user_make(), "/nodes/node01/")
-    assert "No new work comes to this node." in html
+    assert "No new work comes to this node; what runs here goes on." in html
     assert "driver &lt;b&gt;upgrade" in html
     assert "Cordoned" in html
     client.force_login(staff)
