@@ -32,6 +32,7 @@ EVENTS_ASIDE = 8
 #: So many of a job's latest events make its time line.
 EVENTS_MOST = 1000
 NODES_MOST = 40
+PLACES_MOST = 2
 
 # --- the list -----------------------------------------------------------------------------------------------------
 
@@ -122,12 +123,10 @@ def rank_cards(rank: Rank) -> list[Any]:
 
 
 def place_of(ranks: Sequence[Rank]) -> str:
-    """``node03 gpu3``, ``node03 gpu0, gpu1``; with more nodes the first and how many."""
-    if not ranks:
-        return ""
-    first = " ".join([ranks[0].node.name, ", ".join(f"gpu{gpu.index}" for gpu in rank_cards(ranks[0]))]).strip()
-    more = len(ranks) - 1
-    return first if not more else _("%(place)s and %(more)d more") % {"place": first, "more": more}
+    """``node03 gpu3``, ``node03 gpu0, gpu1; node04 gpu0``; beyond ``PLACES_MOST`` nodes how many more."""
+    places = [" ".join([rank.node.name, ", ".join(f"gpu{gpu.index}" for gpu in rank_cards(rank))]).strip() for rank in ranks]
+    shown, more = "; ".join(places[:PLACES_MOST]), len(places) - PLACES_MOST
+    return shown if more <= 0 else _("%(place)s and %(more)d more") % {"place": shown, "more": more}
 
 
 def state_of(job: Job) -> str:
@@ -298,6 +297,15 @@ class NodeWhy:
     fits: bool
 
 
+def _room_text(queued: Any, ahead: int | None) -> str:
+    """Why a node that has room does not get the job: a limit, else who is ahead. ``queued``: the scheduler's view of the job."""
+    if queued is not None and queued.hold == "cards_exceeded":
+        return _("Has room now; the limit on cards held at once leaves %(room)d, and this job asks for %(needed)d.") % queued.hold_params
+    if queued is not None and queued.hold == "quota_exceeded":
+        return _("Has room now; the quota of GPU-hours is used up.")
+    return _("Has room now; jobs ahead come first.") if ahead else _("Has room now; the next pass looks again.")
+
+
 def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
     """The sentence, the place in the queue, what each node lacks, and what would start sooner. About 20 queries."""
     ahead = None if job.held else wait_ahead(job)
@@ -313,14 +321,14 @@ def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
     view = snapshot.build(now)
     policy = snapshot.policy_current()
     request = snapshot.request_of(job)
+    queued = next((item for item in view.jobs if item.id == job.pk), None)
     whys = []
     for node in sorted(view.nodes, key=lambda node: node.name)[:NODES_MOST]:
         reason = fits(request, node, view.slices, policy)
-        text = reason_text(reason.code, reason.params) if reason else _("Has room now; jobs ahead come first.")
+        text = reason_text(reason.code, reason.params) if reason else _room_text(queued, ahead)
         models = formats.models_text(gpu.model for gpu in node.gpus) or _("no GPU")
         whys.append(NodeWhy(name=node.name, models=models, text=text, fits=reason is None))
     tries: tuple[Try, ...] = ()
-    queued = next((item for item in view.jobs if item.id == job.pk), None)
     if queued is not None and queued.hold is None and len(view.jobs) <= TRIES_QUEUE_MAX:
         # In its place, not beside it: what is kept for this job would stand in the way of a smaller one behind it.
         rest = replace(view, jobs=[item for item in view.jobs if item.id != job.pk])

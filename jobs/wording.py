@@ -1,7 +1,7 @@
 """Codes and numbers into sentences, in the reader's language. Prose is never stored; this is the only place that makes it.
 
 Every function answers with the bare code when it does not know it or when a number is missing: a sentence never fails
-a request. Memory is shown as GiB with one decimal, MiB stays in the API's numbers (D36).
+a request. Memory is shown as GiB, MiB stays in the API's numbers (D36).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from jobs.lifecycle import EndReason
+from nodes.formats import gib_number
 from nodes.wording import advice_text
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ Sentence = Callable[[Params], str]
 
 
 def gib(mib: int | float | None) -> str:
-    """MiB as GiB with one decimal."""
-    return _("unknown") if mib is None else f"{mib / 1024:,.1f} GiB"
+    """MiB as the pages say it, but with a plain blank: these sentences are for terminals and programs, too."""
+    return _("unknown") if mib is None else f"{gib_number(mib)} GiB"
 
 
 def duration(seconds: int | float | None) -> str:
@@ -84,6 +85,10 @@ def _whole_or_gib(p: Params) -> str:
 
 def _gpu_memory(p: Params) -> str:
     values = {"needed": gib(p["needed_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p), "count": p.get("count") or 1}
+    if not p["largest_free_mib"]:
+        if values["count"] > 1:
+            return _("Needs %(needed)s on each of %(count)d GPUs of one node; too many of those that are large enough are in use.") % values
+        return _("Needs %(needed)s on one GPU; all that are large enough are in use.") % values
     if values["count"] > 1:
         return _("Needs %(needed)s on each of %(count)d GPUs of one node; the most free on so many is %(free)s%(place)s.") % values
     return _("Needs %(needed)s on one GPU; the largest free slice is %(free)s%(place)s.") % values
@@ -93,7 +98,7 @@ def _gpu_count(p: Params) -> str:
     values = {"needed": p["needed"], "free": p["free"], "node": p.get("node"), "nodes": p["nodes"], "nodes_free": p["nodes_free"]}
     if (p["nodes"] or 1) > 1:
         return _("Needs %(nodes)d nodes with %(needed)d free GPUs each; %(nodes_free)d have them now.") % values
-    if p.get("node") is None:
+    if p.get("node") is None or not p["free"]:
         return _("Needs %(needed)d free GPUs on one node; none has a suitable one free now.") % values
     return _("Needs %(needed)d free GPUs on one node; the most is %(free)d (%(node)s).") % values
 
@@ -106,6 +111,8 @@ def _whole_card_busy(p: Params) -> str:
             p["cards"],
         ) % {"cards": p["cards"]}
     values = {"needed": gib(p["needed_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p)}
+    if not p["largest_free_mib"]:
+        return _("Needs %(needed)s, which takes a whole GPU; all that are large enough are in use.") % values
     return _("Needs %(needed)s, which takes a whole GPU; all are in use, the largest free slice is %(free)s%(place)s.") % values
 
 

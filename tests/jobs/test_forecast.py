@@ -73,7 +73,7 @@ def test_what_waits_gets_the_reason_of_the_pass(lin: User) -> None:
     pass_run()
     job.refresh_from_db()
     assert found.code == job.wait_code
-    assert "16.0 GiB" in found.text
+    assert "16 GiB" in found.text
     assert "node03" in found.text
 
 
@@ -94,7 +94,7 @@ def test_what_never_fits_says_so_with_numbers_and_a_way_out(lin: User) -> None:
     found = told(lin, gpu_count=2)
     assert (found.kind, found.code, found.fix) == ("never", "never_gpu_count", {"nodes": "2"})
     assert told(lin, gpu_count=2, nodes=2).kind == "starts"
-    assert "96.0 GiB" in told(lin, gpu_mem_mib=96 * 1024).text
+    assert "96 GiB" in told(lin, gpu_mem_mib=96 * 1024).text
 
 
 def test_a_quota_is_told_before_the_submit_refuses(lin: User) -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from jobs import logs
-from jobs.models import Artifact, Job, JobEvent
+from jobs.models import Artifact, Job, JobEvent, Rank, Slice
 from quotas.models import User
 from tests.factories import attempt_make, gpu_make, job_make, node_make, project_make, user_make
 
@@ -260,10 +260,36 @@ def test_a_waiting_job_says_why_its_place_and_what_each_node_lacks(lin: User) ->
     params = {"needed_mib": 16384, "count": 1, "largest_free_mib": 0, "node": "node01", "gpu": 0}
     job = job_make(lin, gpu_mem_mib=16_384, wait_code="gpu_memory", wait_params=params)
     page = text_of(browser(lin), f"/jobs/{job.pk}/")
-    assert "Needs 16.0 GiB on one GPU; the largest free slice is 0.0 GiB (node01 gpu0)." in page
+    assert "Needs 16 GiB on one GPU; all that are large enough are in use." in page
     assert "Place 2 in the queue: 1 job goes before it." in page
     assert "Node by node" in page
     assert "data-log " not in page  # nothing has run yet
+
+
+def test_a_job_over_its_limit_of_cards_is_told_so_at_each_node() -> None:
+    node_make("node01", cards=2)
+    owner = user_make("mei@lab.example", quota={"max_cards": 1})
+    job = job_make(owner, gpu_count=2, wait_code="cards_exceeded", wait_params={"needed": 2, "room": 1})
+    page = text_of(browser(owner), f"/jobs/{job.pk}/")
+    assert "Has room now; the limit on cards held at once leaves 1, and this job asks for 2." in page
+    assert "jobs ahead" not in page
+
+
+def test_a_held_job_was_not_just_checked(lin: User) -> None:
+    job = job_make(lin, held=True, wait_code="held", wait_at=timezone.now())
+    assert "Checked" not in text_of(browser(lin), f"/jobs/{job.pk}/")
+
+
+def test_a_job_of_two_nodes_names_both(lin: User) -> None:
+    cards = [gpu_make(node_make(f"node0{number}"), index=number) for number in (1, 2, 3)]
+    for count in (2, 3):
+        first = attempt_make(job_make(lin, state="RUNNING", epoch=1), gpus=cards[:1], mib=4096).ranks.get()
+        for index in range(1, count):
+            rank = Rank.objects.create(attempt=first.attempt, node=cards[index].node, index=index, key=f"{first.key}+{index}", spec={})
+            Slice.objects.create(rank=rank, gpu=cards[index], position=0, mib=4096, share=0.2, state="ACTIVE")
+    page = text_of(browser(lin), "/jobs/")
+    assert "node01 gpu1; node02 gpu2<" in page
+    assert "node01 gpu1; node02 gpu2 and 1 more" in page
 
 
 def test_a_waiting_job_is_told_what_would_start_now(lin: User) -> None:
@@ -306,7 +332,7 @@ def test_events_and_files_are_listed(lin: User) -> None:
     Artifact.objects.create(rank=job.attempts.get().ranks.get(), name=EVIL, size=2048, sha256="0" * 64)
     assert "A place was found. On: node03." in text_of(browser(lin), f"/jobs/{job.pk}/events/")
     files = text_of(browser(lin), f"/jobs/{job.pk}/files/")
-    assert "2.0" in files
+    assert "2\N{NO-BREAK SPACE}KiB" in files
     assert f"/api/v1/jobs/{job.pk}/artifacts/0/" in files
     assert EVIL not in files
 

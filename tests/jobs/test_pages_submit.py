@@ -132,7 +132,7 @@ def test_a_form_without_a_key_still_works(client: Client) -> None:
 def test_what_could_never_run_is_refused_with_the_api_s_sentence(client: Client) -> None:
     answer = submitted(client, gpu_mem="96")
     assert answer.status_code == 400
-    assert "96.0 GiB are asked on one GPU, the largest has 24.0 GiB" in answer.content.decode()
+    assert "96 GiB are asked on one GPU, the largest has 24 GiB" in answer.content.decode()
     assert not Job.objects.exists()
 
 

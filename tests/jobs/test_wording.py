@@ -63,7 +63,17 @@ def test_missing_params_fall_back_to_a_text(code: str) -> None:
 
 def test_the_example_sentence() -> None:
     params = {"needed_mib": 40_960, "count": 1, "largest_free_mib": 24_576, "node": "node03", "gpu": None}
-    assert wording.reason_text("gpu_memory", params) == "Needs 40.0 GiB on one GPU; the largest free slice is 24.0 GiB (node03)."
+    assert wording.reason_text("gpu_memory", params) == "Needs 40 GiB on one GPU; the largest free slice is 24 GiB (node03)."
+
+
+def test_with_nothing_free_no_size_is_told() -> None:
+    params = {"needed_mib": 73_728, "count": 1, "largest_free_mib": 0, "node": "node04", "gpu": 0, "cards": 2}
+    assert wording.reason_text("gpu_memory", params) == "Needs 72 GiB on one GPU; all that are large enough are in use."
+    assert "0 GiB" not in wording.reason_text("gpu_memory", params | {"needed_mib": 4096, "count": 2})
+    text = wording.reason_text("whole_card_busy", params)
+    assert text == "Needs 72 GiB, which takes a whole GPU; all that are large enough are in use."
+    params = {"needed": 2, "free": 0, "node": "node01", "nodes": 1, "nodes_free": 0}
+    assert wording.reason_text("gpu_count", params) == "Needs 2 free GPUs on one node; none has a suitable one free now."
 
 
 def test_a_requeued_job_says_what_happened_to_it() -> None:
@@ -154,4 +164,4 @@ def test_the_readers_language_counts() -> None:
     with translation.override("zh-hans"):
         chinese = wording.reason_text("gpu_memory", params)
     assert chinese != wording.reason_text("gpu_memory", params)
-    assert "24.0 GiB" in chinese
+    assert "24 GiB" in chinese
