@@ -47,7 +47,7 @@ WIDE = """() => { const w = document.documentElement.clientWidth, out = [];
   if (document.documentElement.scrollWidth > w) out.push('page ' + document.documentElement.scrollWidth + ' > ' + w);
   for (const e of document.querySelectorAll('body *')) {
     const r = e.getBoundingClientRect(), s = getComputedStyle(e);
-    if (!r.width || e.closest('.scroll,.seg,.tabs,.sr,svg,[popover],.log,pre')) continue;
+    if (!r.width || e.closest('.scroll,.seg,.tabs,.sr,svg,[popover],.log,pre,thead,.lanes')) continue;
     if (r.right > w + 1 && s.position != 'fixed') out.push('out ' + e.tagName + '.' + e.className + ' ' + Math.round(r.right));
     if (e.scrollWidth > e.clientWidth + 1 && s.overflowX == 'visible' && s.display != 'inline' && e.clientWidth)
       out.push('spill ' + e.tagName + '.' + e.className + ' ' + e.textContent.trim().slice(0, 30)); }
