@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 
 from jobs import refusals, services, wording
 from jobs.errors import InvalidState
-from jobs.models import Artifact, Attempt, IdempotencyKey, Job, JobEvent, Rank, Slice
+from jobs.models import Artifact, Attempt, IdempotencyKey, Job, JobEvent, Rank, Restore, Slice
 from quotas.admin import ReadOnlyAdmin
 
 
@@ -115,3 +115,8 @@ class IdempotencyKeyAdmin(ReadOnlyAdmin):
     list_display = ("id", "user", "key", "job", "created_at")
     list_select_related = ("user", "job")
     search_fields = ("key", "user__email")
+
+
+@admin.register(Restore)
+class RestoreAdmin(ReadOnlyAdmin):
+    list_display = ("id", "backup_at", "at", "settled_at", "epoch_floor", "last_job", "next_job")
