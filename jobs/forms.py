@@ -205,7 +205,7 @@ def initial_from(job: Job, *, reader: User) -> tuple[dict[str, Any], list[str]]:
     """
     env: list[str] = []
     left_out: list[str] = []
-    for name, value in job.env.items():
+    for name, value in sorted(job.env.items()):
         # A value with a line break can't be written on one line: it is left to be typed again too.
         if job.owner_id != reader.pk or env_is_secret(name, str(value)) or "\n" in str(value):
             left_out.append(name)

@@ -286,7 +286,7 @@ def test_a_clone_has_everything_but_secrets(client: Client, lin: User) -> None:
         assert secret not in page
     assert "are not copied" in page
     fields = {name: field_value(page, name) for name in ("name", "command", "workdir", "gpu_count", "gpu_mem", "time", "env")}
-    assert fields["env"] == "HF_TOKEN=\nAWS_SECRET_ACCESS_KEY=\nDB=\nOMP_NUM_THREADS=4"
+    assert fields["env"] == "AWS_SECRET_ACCESS_KEY=\nDB=\nHF_TOKEN=\nOMP_NUM_THREADS=4"
     more = {"kind": "line", "mem_unit": "G", "nodes": "1", "on_node_loss": "requeue", "model": "RTX 4090", "key": "k"}
     client.post("/jobs/new/", {**fields, **more})
     clone = Job.objects.exclude(pk=source.pk).get()
