@@ -349,7 +349,8 @@ def env_shown(job: Job, *, reader: User) -> list[dict[str, Any]]:
     """Names, and the values that may be shown: to the owner, and no secrets."""
     is_own = job.owner_id == reader.pk
     return [
-        {"name": name, "value": str(value), "is_hidden": not is_own or env_is_secret(name, str(value))} for name, value in sorted(job.env.items())
+        {"name": name, "value": str(value), "is_hidden": not is_own or env_is_secret(name, str(value))}
+        for name, value in sorted(job.env.items())
     ]
 
 

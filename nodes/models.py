@@ -30,7 +30,8 @@ class Node(models.Model):
     name = models.SlugField(_("name"), max_length=63, unique=True)
     state = models.CharField(_("state"), max_length=12, choices=NodeState.choices, default=NodeState.ENROLLING)
     state_at = models.DateTimeField(_("state since"), default=timezone.now)
-    credential_sha256 = models.CharField(max_length=64, unique=True, null=True, editable=False)
+    # NULL, not "", for a node without one: it must be unique among those that have it.
+    credential_sha256 = models.CharField(max_length=64, unique=True, null=True, editable=False)  # noqa: DJ001
     session = models.CharField(_("agent session"), max_length=40, blank=True)
     past_sessions = models.JSONField(default=list, editable=False)
     last_seq = models.BigIntegerField(default=0, editable=False)
@@ -53,7 +54,9 @@ class Node(models.Model):
     labels = models.JSONField(_("labels"), default=dict, blank=True)
     cordoned = models.BooleanField(_("cordoned"), default=False)
     cordon_reason = models.CharField(_("cordon reason"), max_length=200, blank=True)
-    cordoned_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("cordoned by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    cordoned_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, verbose_name=_("cordoned by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
     cordoned_until = models.DateTimeField(_("cordoned until"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
 
@@ -75,11 +78,15 @@ class EnrolToken(models.Model):
 
     token_sha256 = models.CharField(max_length=64, unique=True, editable=False)
     node_name = models.SlugField(_("node name"), max_length=63, blank=True, help_text=_("Empty: the machine's own name."))
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+"
+    )
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     expires_at = models.DateTimeField(_("expires"))
     used_at = models.DateTimeField(_("used"), null=True, blank=True, editable=False)
-    node = models.ForeignKey(Node, verbose_name=_("node"), null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="+")
+    node = models.ForeignKey(
+        Node, verbose_name=_("node"), null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="+"
+    )
 
     class Meta:
         verbose_name = _("enrolment token")
@@ -195,7 +202,9 @@ class AgentCommand(models.Model):
     args = models.JSONField(_("arguments"), default=dict, blank=True)
     state = models.CharField(_("state"), max_length=8, choices=State.choices, default=State.QUEUED)
     text = models.TextField(_("result"), blank=True)
-    created_by = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+"
+    )
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     expires_at = models.DateTimeField(_("expires"))
     finished_at = models.DateTimeField(_("finished"), null=True, blank=True, editable=False)

@@ -113,7 +113,9 @@ class Quota(models.Model):
     """
 
     user = models.OneToOneField(User, verbose_name=_("user"), null=True, blank=True, on_delete=models.CASCADE, related_name="quota")
-    project = models.OneToOneField(Project, verbose_name=_("project"), null=True, blank=True, on_delete=models.CASCADE, related_name="quota")
+    project = models.OneToOneField(
+        Project, verbose_name=_("project"), null=True, blank=True, on_delete=models.CASCADE, related_name="quota"
+    )
     gpu_hours = models.PositiveIntegerField(_("GPU-hours a month"), null=True, blank=True, default=2000)
     max_active_jobs = models.PositiveIntegerField(_("active jobs at once"), null=True, blank=True)
     max_cards = models.PositiveIntegerField(_("cards held at once"), null=True, blank=True)
