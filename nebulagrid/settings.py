@@ -21,6 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
 
 from nebulagrid.embedded import EmbeddedError, socket_folder
+from nebulagrid.statics import cache_headers
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -301,9 +302,13 @@ try:
     ZoneInfo(INSTALLATION_ZONE)
 except (ZoneInfoNotFoundError, ValueError) as error:
     raise ImproperlyConfigured(f"NEBULA_ZONE is {INSTALLATION_ZONE!r}; expected a time zone such as Asia/Shanghai.") from error
-STATIC_URL = "static/"
+# `up` copies the files at its start and names the copy here; without it they come straight from the packages.
+STATIC_VERSION = env("STATIC_VERSION")
+STATIC_URL = f"static/{STATIC_VERSION}/" if STATIC_VERSION else "static/"
 STATIC_ROOT = Path(env("STATIC_ROOT", str(DATA_DIR / "static")))
-SERVESTATIC_USE_FINDERS = True  # straight from the packages: no collectstatic, nothing to go stale
+SERVESTATIC_USE_FINDERS = not STATIC_VERSION
+SERVESTATIC_STATIC_PREFIX = "/static/"
+SERVESTATIC_ADD_HEADERS_FUNCTION = cache_headers
 STATICFILES_DIRS = [BASE_DIR / "static"]
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"

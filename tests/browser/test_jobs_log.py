@@ -54,7 +54,7 @@ def runs_of(page: Page, texts: list[str]) -> list[list[tuple[str, str]]]:
     """What static/js/ansi.js makes of pieces of output: lines of (text, classes)."""
     made = page.evaluate(
         """async (texts) => {
-            const { Terminal } = await import("/static/js/ansi.js");
+            const { Terminal } = await import(new URL("ansi.js", document.querySelector("script[src*='/js/live']").src));
             const terminal = new Terminal(), lines = texts.flatMap((text) => terminal.feed(text));
             return [...lines, terminal.open()].map((line) => line.runs);
         }""",

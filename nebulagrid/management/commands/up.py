@@ -35,6 +35,7 @@ from client.profile import Profile, profile_read, profile_save
 from nebulagrid.checks import is_loopback
 from nebulagrid.demo import FOLDER, lab_nodes
 from nebulagrid.embedded import EmbeddedError, redis_argv, redis_program, socket_folder
+from nebulagrid.statics import static_collect
 from nebulagrid.supervisor import ChildSpec, Plan, leftovers_wait, port_free
 from nebulagrid.tls import ca_find
 
@@ -194,6 +195,7 @@ class Command(BaseCommand):
             "PYTHONUNBUFFERED": "1",
             "NEBULA_DATA": str(settings.DATA_DIR),
             "NEBULA_PORT": str(settings.PORT),
+            "NEBULA_STATIC_VERSION": self._static(),
             "MALLOC_ARENA_MAX": "2",  # glibc keeps an arena a thread: a third of a worker's memory without this
         }
         children = []
@@ -231,6 +233,12 @@ class Command(BaseCommand):
             ChildSpec(name="worker", argv=worker, env={**env, "NEBULA_ROLE": "worker"}, stage=1),
             ChildSpec(name="beat", argv=beat, env={**env, "NEBULA_ROLE": "beat"}, stage=1),
         ]
+
+    def _static(self) -> str:
+        try:
+            return static_collect(settings.STATIC_ROOT)
+        except OSError as error:
+            raise CommandError(f"The pages' files can't be copied to {settings.STATIC_ROOT}: {error}.", returncode=2) from error
 
     def _agents(self, *, count: int, scenario: Path | None) -> list[ChildSpec]:
         """Enrol what is not enrolled yet; one agent is this machine's, several are simulated nodes on it."""
