@@ -176,6 +176,7 @@ def heat_context(picture: Picture, *, metric: str, me: str) -> dict[str, Any]:
                 "is_simulated": bool(node.cards) and all(card.is_simulated for card in node.cards),
                 "state": state,
                 "cordoned": bool(cordoned),
+                "is_marked": bool(cordoned) or state != "READY",  # then "simulated" has no room beside the name
                 "silent_s": None if frame["z"][at] is None else max(0, time.time() - frame["z"][at]),
                 "count": len(node.cards),
                 "cells": [cell_html(card, frame, metric=metric, me=me, said=said, is_tight=is_tight) for card in node.cards],
