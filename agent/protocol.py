@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 PROTO = 1
+#: A whole number of this protocol is between minus this and this.
+INT_MOST = 2**63 - 1
 
 #: A rank is named by job, epoch and index in its gang: ``"42.1.0"``. The name is never used twice, because a
 #: restored control plane raises its epochs above every epoch that an agent has seen.
@@ -87,6 +89,8 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         return {str(k): _decode(inner, v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return from_json(typing.cast(Any, kind), value, where)
+    if isinstance(value, int) and abs(value) > INT_MOST:
+        raise ProtocolError(f"{where} has more than 64 bits")  # no database column and no arithmetic of a page could hold it
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

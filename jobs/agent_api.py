@@ -102,6 +102,8 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         return _refuse(413, "too_large", f"A sync is at most {MAX_SYNC_BYTES} bytes; this one has {len(body)}.")
     try:
         message = SyncRequest.from_json(json.loads(body))
+        for seen in message.observed:
+            rank_parts(seen.rank)
     except (ProtocolError, ValueError, RecursionError) as error:
         return _refuse(400, "invalid", str(error)[:300])
     now = timezone.now()

@@ -75,7 +75,7 @@ def _silent_s(found: tuple[int, cells.NodeRow] | None, frame: Any) -> float | No
 
 
 def _is_piece(request: HttpRequest) -> bool:
-    return bool(getattr(request, "htmx", False))
+    return bool(request.headers.get("HX-Request") == "true" and request.headers.get("HX-History-Restore-Request") != "true")
 
 
 def _live_context(request: HttpRequest, picture: cells.Picture) -> dict[str, Any]:

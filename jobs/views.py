@@ -27,6 +27,7 @@ from jobs.ladder import ladder_latest
 from jobs.lifecycle import LIVE
 from jobs.models import Job
 from jobs.selectors import jobs_visible_to
+from nodes.text import text_clean
 from quotas.errors import DomainError
 from quotas.models import User
 
@@ -55,8 +56,9 @@ def _loaded(request: HttpRequest, id: int) -> Job:
 
 
 def is_piece(request: HttpRequest) -> bool:
-    """Asked for by htmx, for a part of a page."""
-    return request.headers.get("HX-Request") == "true" and request.headers.get("HX-Boosted") != "true"
+    """Asked for by htmx, for a part of a page. On the way back in the browser's history it asks for the whole of it."""
+    headers = request.headers
+    return headers.get("HX-Request") == "true" and "true" not in (headers.get("HX-Boosted"), headers.get("HX-History-Restore-Request"))
 
 
 # --- the list -----------------------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def job_hold(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     if request.method == "GET":
         return render(request, _dialog(request, "hold"), {"job": job})
-    why = request.POST.get("why", "").strip()[:200]
+    why = text_clean(request.POST.get("why", "")).strip()[:200]
     return _done(
         request,
         job,

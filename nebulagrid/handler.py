@@ -1,28 +1,57 @@
 """Django's ASGI handler with one thread switch a request and threads that stay.
 
+Django writes a request's body to a temporary file before anything looks at it. So bodies are bounded here, while they come
+in: whoever has no credential can't fill the disk.
+
 Under ASGI each of Django's own middlewares goes to a thread and back twice, and so does each view; and every request
-has a thread of its own, so that its database connection is made anew. Here a request's whole synchronous chain runs in
-one thread of a small pool, which keeps its connection; static files never leave the event loop.
+has a thread of its own, so that its database connection is made anew. Here a request's whole synchronous chain, with
+the signals around it, runs in one thread of a small pool, which keeps its connection; static files never leave the event
+loop. Half of the web process's time went into Django's own way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import json
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any
 
 from django.conf import settings
-from django.core.handlers.asgi import ASGIHandler
+from django.core import signals
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.db import close_old_connections
-from django.http import HttpRequest, HttpResponseBase, HttpResponseNotFound
+from django.http import FileResponse, HttpRequest, HttpResponseBase, HttpResponseNotFound
+from django.urls import set_script_prefix
 from servestatic.middleware import ServeStaticMiddleware
 
 from nebulagrid.middleware import headers_set
+from nodes.auth import node_authenticate
+
+ARTIFACTS = "/api/agent/v1/artifacts/"
+#: What anybody may send: above the limits of all views, which answer in their own words.
+BODY_MOST = 8 * 1024 * 1024
 
 
 async def _no_such_file(request: HttpRequest) -> HttpResponseBase:
     return HttpResponseNotFound("There is no such file.", content_type="text/plain; charset=utf-8")
+
+
+def _is_node(headers: dict[bytes, str]) -> bool:
+    try:
+        return node_authenticate(headers.get(b"authorization", "")) is not None
+    finally:
+        close_old_connections()
+
+
+async def _too_large(send: Any, most: int) -> None:
+    body = json.dumps({"code": "too_large", "message": f"A body has at most {most} bytes here.", "fields": {}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class PooledHandler(ASGIHandler):
@@ -33,16 +62,87 @@ class PooledHandler(ASGIHandler):
         self._static = ServeStaticMiddleware(_no_such_file)
         self._pool = ThreadPoolExecutor(settings.WEB_THREADS, thread_name_prefix="http")
 
-    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
-        if request.path_info.startswith(self._static.static_prefix):
-            return headers_set(request, await self._static(request))
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        most = await self._body_most(scope["path"], headers)
+        told = headers.get(b"content-length", "")
+        is_too_large = told.isdigit() and int(told[:19]) > most
+        came = 0
+
+        async def receive_bounded() -> Any:
+            nonlocal came, is_too_large
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > most:
+                is_too_large = True
+                return {"type": "http.disconnect"}  # Django throws away what it has, and answers nothing
+            return message
+
+        if not is_too_large:
+            await self._serve(scope, receive_bounded, send)
+        if is_too_large:
+            await _too_large(send, most)
+
+    async def _body_most(self, path: str, headers: dict[bytes, str]) -> int:
+        if path.startswith(ARTIFACTS) and await asyncio.get_running_loop().run_in_executor(self._pool, _is_node, headers):
+            return settings.ARTIFACT_CAP_MIB * 1024 * 1024 + BODY_MOST
+        return BODY_MOST
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"This handler serves HTTP only, not {scope['type']}.")
+        await self.handle(scope, receive, send)
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        # 1. All of the request.
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        # 2. The answer, closed already unless it is still to be read while it is sent.
+        try:
+            response = await self._answer(scope, body)
+            if not response.streaming:
+                await self.send_response(response, send)
+                return
+            # 3. A long answer ends with whoever reads it.
+            try:
+                await self._stream(response, receive, send)
+            finally:
+                await asyncio.get_running_loop().run_in_executor(self._pool, response.close)
+        finally:
+            body.close()
+
+    async def _stream(self, response: HttpResponseBase, receive: Any, send: Any) -> None:
+        sending = asyncio.create_task(self.send_response(response, send))
+        leaving = asyncio.create_task(self.listen_for_disconnect(receive))
+        await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        for task in (leaving, sending):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RequestAborted):
+                await task
+
+    async def _answer(self, scope: Any, body: Any) -> HttpResponseBase:
         # Language and URL configuration are context variables: each request has a copy of its own.
         context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, self._answer, request)
+        context.run(set_script_prefix, get_script_prefix(scope))
+        request, refusal = context.run(self.create_request, scope, body)
+        if request is None:
+            return refusal
+        if request.path_info.startswith(self._static.static_prefix):
+            return headers_set(request, await self._static(request))
+        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, self._respond, scope, request)
 
-    def _answer(self, request: HttpRequest) -> Any:
+    def _respond(self, scope: Any, request: HttpRequest) -> HttpResponseBase:
+        """In a thread of the pool, from the first signal to the last."""
+        signals.request_started.send(sender=self.__class__, scope=scope)
         try:
-            return self.get_response(request)
+            response: Any = self.get_response(request)
+            response._handler_class = self.__class__
+            if isinstance(response, FileResponse):
+                response.block_size = self.chunk_size
+            if not response.streaming:
+                response.close()
+            return response
         finally:
-            # The handler's own signal does this in another thread, whose connections these are not.
             close_old_connections()

@@ -29,8 +29,10 @@ def headers_set(request: HttpRequest, response: HttpResponseBase) -> HttpRespons
     response.headers.setdefault("Content-Security-Policy", CSP_ADMIN if request.path.startswith(ADMIN_PREFIX) else CSP)
     response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()")
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
-    if request.path.startswith(API_PREFIX):
-        response.headers.setdefault("Cache-Control", "no-store")  # answers differ from user to user
+    if request.path.startswith(API_PREFIX) or response.headers.get("Content-Type", "").startswith("text/html"):
+        # Answers differ from user to user, and a page's address also answers with a piece of it: "back" must show neither
+        # that piece nor, after a sign-out, what the one before saw.
+        response.headers.setdefault("Cache-Control", "no-store")
     return response
 
 

@@ -19,7 +19,7 @@ from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.http.request import split_domain_port, validate_host
-from django.urls import path
+from django.urls import path, re_path
 
 from nodes.auth import node_authenticate
 from nodes.live import TOPIC, agent_group, group_of
@@ -31,6 +31,7 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 CLOSE_UNAUTHENTICATED = 4401
 CLOSE_FORBIDDEN = 4403
+CLOSE_NOT_FOUND = 4404
 TOPICS_MAX = 200
 MESSAGE_MAX = 16 * 1024
 _BEARER = re.compile(r"Bearer ([\x21-\x7e]{1,200})", re.IGNORECASE)
@@ -218,7 +219,14 @@ def is_own_origin(scope: Scope, *, trusted: Iterable[str], hosts: Iterable[str])
     return bool(domain) and validate_host(domain, list(hosts)) and urlsplit(origin).netloc == host
 
 
+async def nothing_here(scope: Scope, receive: Any, send: Any) -> None:
+    """Any other address: refused before the handshake, without a word in the log."""
+    await receive()
+    await send({"type": "websocket.close", "code": CLOSE_NOT_FOUND})
+
+
 websocket_urlpatterns = [
     path("api/agent/v1/ws", NodeConsumer.as_asgi()),
     path("ws/live", LiveDoor(LiveConsumer.as_asgi())),  # type: ignore[arg-type]
+    re_path(r"", nothing_here),  # type: ignore[arg-type]
 ]

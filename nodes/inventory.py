@@ -122,7 +122,7 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[boo
 def _gpu_facts(info: GpuInfo) -> dict[str, Any]:
     total = _positive(info.total_mib)
     return {
-        "index": max(0, info.index),
+        "index": min(max(0, info.index), 2**31 - 1),
         "model": _text(info.model, 120),
         "vendor": _text(info.vendor, 20),
         "total_mib": total,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 
 from nebulagrid.handler import PooledHandler
+from tests.factories import node_header, node_make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,3 +63,43 @@ async def test_requests_in_parallel_keep_their_own_language(handler: PooledHandl
         for language in ("en", "zh-hans")
     }
     assert all(len(found) <= 1 for found in texts.values())
+
+
+async def send(handler: PooledHandler, path: str, *pieces: bytes, **headers: str) -> int:
+    names = {"host": "localhost", **headers}
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": path,
+        "query_string": b"",
+        "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in names.items()],
+        "client": ("127.0.0.1", 5),
+    }
+    app = ApplicationCommunicator(handler, scope)
+    for at, piece in enumerate(pieces):
+        await app.send_input({"type": "http.request", "body": piece, "more_body": at + 1 < len(pieces)})
+    start = await app.receive_output(10)
+    while (await app.receive_output(10)).get("more_body"):
+        pass
+    await app.wait(10)
+    return int(start["status"])
+
+
+async def test_a_body_is_bounded_before_it_is_written_anywhere(handler: PooledHandler, settings, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("nebulagrid.handler.BODY_MOST", 1000)
+    settings.ARTIFACT_CAP_MIB = 1
+    node = await sync_to_async(node_make)("n1")
+    ours = {"authorization": node_header(node)}
+    path = "/api/agent/v1/artifacts/1.1.0/x"
+    big = b"x" * 900
+    for where, who in (
+        ("/accounts/login/", {}),
+        ("/api/agent/v1/sync", ours),
+        (path, {}),
+        (path, {"authorization": f"Node {node.pk}:{'0' * 64}"}),
+    ):
+        assert await send(handler, where, big, big, **who) == 413
+        assert await send(handler, where, b"", content_length="1001", **who) == 413
+    assert await send(handler, path, big) == 401
+    assert await send(handler, path, big, big, **ours) == 404  # there is no such rank, but the node may send that much
+    assert await send(handler, path, b"", content_length=str(1024 * 1024 + 1001), **ours) == 413

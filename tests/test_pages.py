@@ -157,8 +157,9 @@ def test_only_the_admin_may_evaluate_its_own_expressions(boss: User) -> None:
     assert "'unsafe-inline'" in policy.split("style-src")[1]
 
 
-def test_answers_of_the_api_are_not_kept_by_caches(lin: User) -> None:
-    assert signed_in(lin).get("/api/v1/me")["Cache-Control"] == "no-store"
+@pytest.mark.parametrize("path", ["/api/v1/me", "/", "/jobs/", "/overview/pieces/", "/nodes/"])
+def test_answers_that_differ_from_user_to_user_are_kept_by_no_cache(lin: User, path: str) -> None:
+    assert signed_in(lin).get(path)["Cache-Control"] == "no-store"
 
 
 def test_a_crash_is_a_500_in_the_one_shape_without_its_details(lin: User, monkeypatch: pytest.MonkeyPatch) -> None:

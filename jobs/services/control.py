@@ -52,10 +52,10 @@ def job_hold(*, job: Job, by: User, why: str = "") -> Job:
     """Keeps a waiting job out of the passes until it is released. Raises InvalidState if it isn't waiting."""
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
-        if job.held:
-            return job
         if job.state != JobState.WAITING:
             raise InvalidState(params={"job": job.pk, "state": job.state, "action": "hold"})
+        if job.held:
+            return job
         Job.objects.filter(pk=job.pk).update(
             held=True,
             held_by=by,
@@ -75,9 +75,9 @@ def job_release(*, job: Job, by: User) -> Job:
     """Lets a held job take part again. Raises InvalidState when it isn't waiting."""
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
+        if job.state != JobState.WAITING:  # one that was cancelled while it was held is over, too
+            raise InvalidState(params={"job": job.pk, "state": job.state, "action": "release"})
         if not job.held:
-            if job.state != JobState.WAITING:
-                raise InvalidState(params={"job": job.pk, "state": job.state, "action": "release"})
             return job
         Job.objects.filter(pk=job.pk).update(
             held=False, held_by=None, held_why="", wait_code="submitted", wait_params={}, wait_at=timezone.now()

@@ -23,6 +23,7 @@ from jobs.services.moves import jobs_move
 from jobs.services.slices import slices_activate, slices_quarantine, slices_release, slices_releasing
 from jobs.services.stop import attempt_stop
 from nodes.models import Node, NodeState
+from nodes.text import text_clean
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +220,11 @@ def _started_at(rank: Rank, seen: Observed, now: datetime) -> datetime:
         return now
 
 
+def _int32(value: int | None) -> int | None:
+    """None for a code that no program can end with: the column could not hold it, and the rank would never be over."""
+    return value if value is not None and abs(value) < 2**31 else None
+
+
 def _running(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None:
     started = rank.started_at or _started_at(rank, seen, now)
     if not _swap(rank, old, RankState.RUNNING, now=now, started_at=started):
@@ -240,7 +246,7 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
     cause = info.cause if info else ""
     if cause == "never_started" and rank.started_at is not None:
         cause = "exit_unknown"  # we saw it run: an agent that lost its store can't unmake that
-    detail = (seen.launch_detail or (info.detail if info else None) or "")[:4000]
+    detail = text_clean(seen.launch_detail or (info.detail if info else None) or "")[:4000]
     swapped = _swap(
         rank,
         old,
@@ -249,8 +255,8 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
         started_at=started,
         exited_at=now,
         exit_cause=cause,
-        exit_code=info.code if info else None,
-        exit_signal=info.signal if info else None,
+        exit_code=_int32(info.code if info else None),
+        exit_signal=_int32(info.signal if info else None),
         launch_error=seen.launch_error or "",
         detail=detail,
         final_log_offset=seen.final_log_offset,

@@ -112,6 +112,58 @@ def test_a_sync_that_is_none_is_a_400(agents: list[AgentClient], body: bytes) ->
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
 
 
+def test_a_body_over_its_limit_is_told_the_limit(agents: list[AgentClient]) -> None:
+    large = b" " * (4 * 1024 * 1024 + 1)
+    answer = agents[0].http.post("/api/agent/v1/sync", data=large, content_type="application/json")
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert agents[0].log("1.1.0", 0, large)[0] == 413
+    assert agents[0].log("1.1.0", 0, large[:-1])[0] == 404
+
+
+def _with(**fields: Any) -> dict[str, Any]:
+    return {"observed": [{"rank": "1.1.0", "epoch": 1, "state": "EXITED", **fields}]}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *({"observed": [{"rank": key, "epoch": 1, "state": "RUNNING"}]} for key in ("1.1", "../x.1.0", "-1.1.0", "\u0663.1.0", "")),
+        {"gpus": [{"uuid": "GPU-1", "util_pct": 10**400}]},
+        {"gpus": [{"uuid": "GPU-1", "used_mib": -(2**63)}]},
+        {"events": [{"eid": 1, "kind": "xid", "at": 10**400}]},
+        _with(started_at=10**400),
+        _with(final_log_offset=2**63),
+    ],
+)
+def test_a_sync_with_what_is_no_rank_and_no_number_is_a_400(agents: list[AgentClient], more: dict[str, Any]) -> None:
+    mine = agents[0]
+    body = {"session": mine.session, "boot_id": mine.boot_id, "seq": 1, **more}
+    answer = mine.http.post("/api/agent/v1/sync", data=json.dumps(body), content_type="application/json")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason", "code"),
+    [
+        ({"exit": {"cause": "exited", "code": 2**40}}, "nonzero_exit", None),
+        ({"exit": {"cause": "exited", "code": 1, "signal": -(2**40), "detail": "half \ud800 and \u0000"}}, "nonzero_exit", 1),
+        ({"exit": {"cause": "exited", "code": 0}, "started_at": 1e308}, "completed", 0),
+    ],
+)
+def test_an_odd_end_is_an_end(agents: list[AgentClient], said: dict[str, Any], reason: str, code: int | None) -> None:
+    lab = Lab()
+    job = lab.submit()
+    pass_run()
+    rank = Rank.objects.get()
+    mine = next(agent for agent in agents if agent.node.pk == rank.node_id)
+    body = {"session": mine.session, "boot_id": mine.boot_id, "seq": 1}
+    body["observed"] = [{"rank": rank.key, "epoch": 1, "state": "EXITED", "released": True, **said}]
+    answer = mine.http.post("/api/agent/v1/sync", data=json.dumps(body), content_type="application/json")
+    assert answer.status_code == 200
+    job.refresh_from_db()
+    assert (job.end_reason, job.exit_code) == (reason, code)
+
+
 def test_wrong_methods_and_bad_names_are_refused(agents: list[AgentClient]) -> None:
     http = agents[0].http
     assert http.get("/api/agent/v1/sync").status_code == 405

@@ -242,6 +242,17 @@ def test_hold_and_release(api: Api, lin: User) -> None:
     assert api.post(f"/jobs/{running.pk}/release")[0] == 409
 
 
+def test_a_job_that_was_cancelled_while_it_was_held_is_over(api: Api, lin: User) -> None:
+    job = job_make(lin)
+    api.post(f"/jobs/{job.pk}/hold")
+    api.post(f"/jobs/{job.pk}/cancel")
+    before = JobEvent.objects.count()
+    for action in ("hold", "release"):
+        status, error = api.post(f"/jobs/{job.pk}/{action}")
+        assert (status, error["code"], error["fields"]["state"]) == (409, "invalid_state", "CANCELLED")
+    assert JobEvent.objects.count() == before
+
+
 @pytest.mark.parametrize("action", ["cancel", "hold", "release"])
 @pytest.mark.parametrize("body", [{"force": True}, {"why": 7}, {"why": "x" * 201}])
 def test_an_action_refuses_what_it_does_not_know(api: Api, lin: User, action: str, body: dict[str, Any]) -> None:

@@ -91,6 +91,20 @@ def test_a_piece_is_a_piece_for_htmx_and_the_page_for_anybody_else(path: str, li
     assert browser(lin).get(path.format(id=job.pk)).headers["Location"] == f"/jobs/{job.pk}/"
 
 
+@pytest.mark.parametrize("path", ["/jobs/?state=running", "/nodes/", "/nodes/node03/"])
+def test_on_the_way_back_in_the_history_htmx_gets_the_whole_page(path: str, lin: User) -> None:
+    running(lin)
+    assert "<html" not in text_of(browser(lin), path, headers=HTMX)
+    assert "<html" in text_of(browser(lin), path, headers=HTMX | {"HX-History-Restore-Request": "true"})
+
+
+def test_a_reason_with_a_nul_is_text(lin: User) -> None:
+    job = job_make(lin)
+    browser(lin).post(f"/jobs/{job.pk}/hold/", {"why": "a\0b"})
+    job.refresh_from_db()
+    assert (job.held, "\0" in job.held_why) == (True, False)
+
+
 @pytest.mark.parametrize("path", [*PAGES, *PIECES])
 def test_a_stranger_gets_the_404_of_a_job_that_is_not_there(path: str, lin: User) -> None:
     job = running(lin, name="secret-name")

@@ -15,7 +15,7 @@ from django.db import connection
 from django.test import Client
 
 from nodes import consumers, live
-from nodes.consumers import CLOSE_FORBIDDEN, CLOSE_UNAUTHENTICATED, is_own_origin
+from nodes.consumers import CLOSE_FORBIDDEN, CLOSE_NOT_FOUND, CLOSE_UNAUTHENTICATED, is_own_origin
 from nodes.models import Node, NodeState
 from quotas.models import User
 from quotas.services import token_create
@@ -54,6 +54,11 @@ def socket(path: str, **headers: str) -> Socket:
 @pytest.fixture
 def node() -> Node:
     return node_make()
+
+
+@pytest.mark.parametrize("path", ["/", "/ws/live/", "/ws/nothing", "/api/agent/v1/ws/x"])
+async def test_an_address_that_is_none_is_refused_without_an_error(path):
+    assert await socket(path).connect() == CLOSE_NOT_FOUND
 
 
 async def test_an_agent_hears_sync_at_once_and_at_each_nudge(node):

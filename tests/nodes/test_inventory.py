@@ -38,6 +38,12 @@ class TestInventory:
         node.refresh_from_db()
         return is_settled
 
+    @pytest.mark.parametrize("index", [2**62, -1])
+    def test_an_index_that_no_column_holds_keeps_no_card_out(self, index):
+        node = node_make()
+        assert self.apply(node, dataclasses.replace(inventory(), gpus=(gpu_info("GPU-a", index),)))
+        assert 0 <= node.gpus.get().index < 2**31
+
     def test_it_makes_cards_and_facts(self):
         node = node_make()
         what = inventory("GPU-a", "GPU-b", driver_version="570.1", rdma=True, advice=("no_cgroup",))
