@@ -59,7 +59,7 @@ def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, browser: Browser, cli
     page.fill("[name=name]", "训练 one")
     page.fill("[name=command]", f'python3 -c "{STEPS}"')
     page.fill("[name=gpu_mem]", "96")
-    expect(page.locator("[data-verdict=never]")).to_contain_text("96.0 GiB are asked on one GPU")
+    expect(page.locator("[data-verdict=never]")).to_contain_text("96 GiB are asked on one GPU")
     page.get_by_role("button", name="4 GiB", exact=True).click()
     expect(page.locator("[data-verdict=starts]")).to_contain_text("Starts at once on")
     expect(page.locator("#cli")).to_contain_text("--gpu-mem 4G")
