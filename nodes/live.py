@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 TOPIC = re.compile(r"(?:user|job|node)\.[1-9][0-9]{0,18}|pool")
 QUEUE_MAX = 2000
 SEND_TIMEOUT_S = 2.0
+#: What people watch is gathered for so long, and the same words are said once. An agent's nudge goes out at once.
+GATHER_S = 0.05
 #: After a failed send the queue is emptied and the layer left alone for so long.
 REST_S = 0.5
 
@@ -40,16 +42,31 @@ class _Publisher:
         self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(QUEUE_MAX)
         self.sent = self.dropped = 0
         self._warned_at = 0.0
+        self._gathered: dict[tuple[str, str], dict[str, Any]] = {}
         self.thread = threading.Thread(target=self._run, name="live-publisher", daemon=True)
         self.thread.start()
 
     def offer(self, group: str, message: dict[str, Any]) -> None:
-        self.loop.call_soon_threadsafe(self._put, group, message)
+        if message["type"] == "agent.sync":
+            self.loop.call_soon_threadsafe(self._put, group, message)
+        else:
+            self.loop.call_soon_threadsafe(self._gather, group, message)
 
     def stop(self) -> None:
         """End the thread and close the layer's connection. What is still queued is dropped."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(5)
+
+    def _gather(self, group: str, message: dict[str, Any]) -> None:
+        """A job that starts and ends says "job 42 changed" half a dozen times within a blink: watchers need it once."""
+        if not self._gathered:
+            self.loop.call_later(GATHER_S, self._flush)
+        self._gathered.setdefault((group, message["text"]), message)
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for (group, _), message in gathered.items():
+            self._put(group, message)
 
     def _put(self, group: str, message: dict[str, Any]) -> None:
         try:
