@@ -92,16 +92,16 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeApi:
-    """Signed-in users by token: ``token`` (lin@lab.example), ``stranger_token``, ``staff_token``."""
+    """Signed-in users by token: ``token`` (user@lab.example), ``stranger_token``, ``staff_token``."""
 
     def __init__(self) -> None:
         self.token, self.stranger_token, self.staff_token = "ngt_lin", "ngt_mallory", "ngt_root"
         self.users = {
-            self.token: {"email": "lin@lab.example", "is_staff": False},
+            self.token: {"email": "user@lab.example", "is_staff": False},
             self.stranger_token: {"email": "mallory@lab.example", "is_staff": False},
             self.staff_token: {"email": "root@lab.example", "is_staff": True},
         }
-        self.passwords = {"lin@lab.example": "correct horse"}
+        self.passwords = {"user@lab.example": "correct horse"}
         self.quota: dict[str, Any] = {
             "gpu_hours": 2000,
             "used_gpu_hours": 12.5,
@@ -174,7 +174,7 @@ class FakeApi:
 
     # --- what a test makes happen --------------------------------------------------------------------------------
 
-    def job_add(self, owner: str = "lin@lab.example", **fields: Any) -> int:
+    def job_add(self, owner: str = "user@lab.example", **fields: Any) -> int:
         """A WAITING job; ``fields`` replace parts of its row."""
         with self.lock:
             number = len(self.jobs) + 1

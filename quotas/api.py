@@ -48,7 +48,7 @@ class TokenView(APIView):
         request=TokenRequest,
         responses={201: TokenAnswer},
         auth=[],
-        examples=[OpenApiExample("Sign in", value={"email": "lin@lab.example", "password": "…", "name": "laptop"}, request_only=True)],
+        examples=[OpenApiExample("Sign in", value={"email": "user@lab.example", "password": "…", "name": "laptop"}, request_only=True)],
     )
     def post(self, request: Request) -> Response:
         body = TokenRequest(data=request.data)

@@ -33,10 +33,10 @@ class Person:
 
 
 PEOPLE = (
-    Person(email="lead@lab.example", name="Lin Qing", role=Membership.Role.LEAD),
-    Person(email="researcher@lab.example", name="Ada Okafor", role=Membership.Role.USER),
+    Person(email="lead@lab.example", name="Lab lead", role=Membership.Role.LEAD),
+    Person(email="researcher@lab.example", name="Researcher", role=Membership.Role.USER),
     # Reads Chinese, and may hold two cards at once: one job waits for that.
-    Person(email="student@lab.example", name="王小明", role=Membership.Role.USER, language="zh-hans", zone="Asia/Shanghai", max_cards=2),
+    Person(email="student@lab.example", name="学生", role=Membership.Role.USER, language="zh-hans", zone="Asia/Shanghai", max_cards=2),
 )
 
 
