@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import random
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -195,10 +196,12 @@ class LogShipper:
 
     @staticmethod
     def _size(track: _Track) -> int:
+        """0 as well for what is no file: the job can put a link, a pipe or a folder in its place."""
         try:
-            return os.stat(track.path).st_size
+            found = os.lstat(track.path)
         except OSError:
             return 0
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
     def _read(self, track: _Track) -> bytes:
         """The next chunk, empty at the end of the file or when it is gone."""

@@ -45,14 +45,30 @@ NOTIFY = ".notify"
 RENEWED = ".renewed"
 
 
+#: What a file must have to be one; where jobs run as the agent's own user, a job may have written it.
+_NUMBER = (int, float)
+_FIELDS: dict[str, dict[str, Any]] = {
+    SPEC: {"rank": str, "spec": dict, "group": dict},
+    CLAIM: {"pid": int, "start": int},
+    STARTED: {"pid": int, "start": int, "shim": dict, "started_at": _NUMBER},
+    LAUNCH: {"kind": str, "text": str},
+    STOP: {"cause": str, "grace_s": _NUMBER, "at": _NUMBER},
+    CODE: {"pid": int, "status": int},
+    EXIT: {"exit": dict},
+    LEASE: {"lease_s": (int, float, type(None))},
+}
+
+
 def file_read(path: str, name: str) -> dict[str, Any] | None:
-    """None when the file is not there or holds no JSON object (a power cut may leave an empty one)."""
+    """None when the file is not there or isn't what it should be (a power cut may leave an empty one)."""
     try:
         with open(f"{path}/{name}", "rb") as file:
             value = json.loads(file.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return value if all(isinstance(value.get(key), kind) for key, kind in _FIELDS.get(name, {}).items()) else None
 
 
 def file_write(path: str, name: str, value: dict[str, Any], *, durable: bool = False) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agent import cgroups, launch, procs, rankdir
 from agent.processes import RankState, Recoverable
-from agent.protocol import ExitCause, ProtocolError, RankId, RankSpec, rank_parts
+from agent.protocol import ExitCause, ExitInfo, ProtocolError, RankId, RankSpec, rank_parts
 from agent.recovery import final_read, launch_failed, rank_examine
 from agent.zygotes import ZygoteLink
 
@@ -31,8 +31,11 @@ _WAKE = signal.SIGUSR2
 _LOOK_S = 1.0
 #: For so long the kernel stays quick after an entry into a cgroup.
 _WARM_S = 0.02
-#: Shims of one rank that die are replaced at once this often, then only once in _LOOK_S.
+#: Shims of one rank that die are replaced at once this often, then only once in _LOOK_S, and at last not at all.
 _QUICK_ADOPTIONS = 3
+_MOST_ADOPTIONS = 20
+#: A shim that has not ended its rank so long after the last moment of a stop is replaced.
+_OVERDUE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class _Held:
     adoptions: int = 0
     adopt_at: float | None = None
     starting_since: float = 0.0
+    stop_by: float | None = None  # boot time; a stop was ordered, and by then all of it should be over
 
     @property
     def is_final(self) -> bool:
@@ -173,11 +177,13 @@ class RankProcesses:
         if held is None or held.is_final:
             return
         now = procs.boottime()
+        stop_by = now + grace_s + self._kill_wait_s + _OVERDUE_S
+        held.stop_by = stop_by if held.stop_by is None else min(stop_by, held.stop_by)
         old = rankdir.file_read(held.path, rankdir.STOP)
         if old is not None:
             if old["at"] + old["grace_s"] <= now + grace_s:
                 return
-            cause, reason = old["cause"], old["reason"]
+            cause, reason = old["cause"], old.get("reason")
         try:
             rankdir.file_write(held.path, rankdir.STOP, {"cause": cause, "reason": reason, "grace_s": grace_s, "at": now})
         except OSError as error:
@@ -199,7 +205,8 @@ class RankProcesses:
         """Change a rank's lease; None = none. The shim counts it, so it holds while no agent runs."""
         held = self._held.get(rank)
         if held is not None and not held.is_final:
-            rankdir.file_write(held.path, rankdir.LEASE, {"lease_s": lease_s})
+            with contextlib.suppress(FileNotFoundError):  # the job removed its directory: `poll` will say so
+                rankdir.file_write(held.path, rankdir.LEASE, {"lease_s": lease_s})
 
     def lease_renew(self, sent_at: float) -> None:
         """A sync was answered. ``sent_at``: when it was sent, in CLOCK_BOOTTIME seconds (procs.boottime)."""
@@ -346,6 +353,7 @@ class RankProcesses:
         for held in list(self._held.values()):
             if held.is_final:
                 continue
+            self._mind_shim(held)
             if held.adopt_at is not None and now >= held.adopt_at:
                 held.adopt_at = None
                 self._ask(held, adopt=True)
@@ -357,6 +365,23 @@ class RankProcesses:
                 self._refresh(held, is_alive=is_alive)
             elif held.told.state == "PREPARING" and now - held.starting_since > _LOOK_S:
                 self._refresh(held)
+
+    def _mind_shim(self, held: _Held) -> None:
+        """See to it that a shim which was halted, or hangs, keeps nobody from ending its rank."""
+        if held.shim is None:
+            return
+        stat = procs.process_stat(held.shim[0])
+        if stat is None or stat.start != held.shim[1]:
+            return
+        if stat.state in "Tt":
+            log.warning("The shim of rank %s was halted; it goes on.", held.rank)
+            procs.signal_send(*held.shim, signal.SIGCONT)
+        elif held.stop_by is not None and procs.boottime() > held.stop_by and self._group(held).populated():
+            # Its replacement reads the order and finds it overdue.
+            log.error("Rank %s should have ended by now; what is left of it is killed, and its shim is replaced.", held.rank)
+            held.stop_by = procs.boottime() + _OVERDUE_S
+            self._group(held).kill()
+            procs.signal_send(*held.shim, signal.SIGKILL)
 
     def _tell(self, held: _Held, state: RankState) -> None:
         if state != held.told:
@@ -388,8 +413,11 @@ class RankProcesses:
             if owner is not None and owner != held.shim:
                 self._watch(held, owner)
             return
-        if was_started:
+        if was_started or held.told.state == "RUNNING":
             held.adoptions += 1
+            if not was_started or held.adoptions > _MOST_ADOPTIONS:
+                self._lost(held, "files were removed while it ran" if not was_started else "shims were killed again and again")
+                return
             log.warning("The shim of rank %s is dead; it gets a new one.", held.rank)
             if held.adoptions > _QUICK_ADOPTIONS:
                 held.adopt_at = time.monotonic() + _LOOK_S
@@ -397,6 +425,15 @@ class RankProcesses:
                 self._ask(held, adopt=True)
         else:
             self._never_started(held, "The shim died before the program was started")
+
+    def _lost(self, held: _Held, text: str) -> None:
+        """It ran, nobody minds it and no shim could: end it. How the program ended, or would have, nobody knows."""
+        log.error("Rank %s is given up: its %s.", held.rank, text)
+        self._group(held).kill()
+        end = ExitInfo(cause="exit_unknown", detail=f"The rank's {text}.")
+        with contextlib.suppress(OSError):  # no directory
+            rankdir.exit_write(held.path, cause=end.cause, code=None, signal=None, detail=end.detail)
+        self._tell(held, RankState(rank=held.rank, state="EXITED", exit=end, started_at=held.told.started_at))
 
     def _never_started(self, held: _Held, text: str) -> None:
         """Make sure that nothing of it can run any more, and say so."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from agent import rankdir
 from agent.cgroups import CgroupGroup, SessionGroup
 from agent.processes import RankState
-from agent.protocol import ExitCause, ExitInfo, LaunchError, RankId, from_json
+from agent.protocol import ExitCause, ExitInfo, LaunchError, ProtocolError, RankId, from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,14 @@ def final_read(rank: RankId, path: str) -> RankState | None:
     ended = rankdir.file_read(path, rankdir.EXIT)
     if ended is not None:
         started = rankdir.file_read(path, rankdir.STARTED)
-        return RankState(
-            rank=rank,
-            state="EXITED",
-            exit=from_json(ExitInfo, ended["exit"]),
-            started_at=started["started_at"] if started else None,
-            checkpoint_seen=ended["checkpoint_seen"],
-        )
+        with contextlib.suppress(ProtocolError):  # no shim wrote this
+            return RankState(
+                rank=rank,
+                state="EXITED",
+                exit=from_json(ExitInfo, ended["exit"]),
+                started_at=started["started_at"] if started else None,
+                checkpoint_seen=bool(ended.get("checkpoint_seen")),
+            )
     failed = rankdir.file_read(path, rankdir.LAUNCH)
     return launch_failed(rank, failed["kind"], failed["text"]) if failed is not None else None
 

@@ -45,7 +45,8 @@ class Listener:
             # Only a shutdown of the socket itself wakes the thread that waits on it.
             with contextlib.suppress(Exception):
                 connection.sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join(1.0)
+        if self._thread.is_alive():
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         import websocket  # imported here: the agent is useful before and without it

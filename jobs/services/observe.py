@@ -246,11 +246,14 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
     cause = info.cause if info else ""
     if cause == "never_started" and rank.started_at is not None:
         cause = "exit_unknown"  # we saw it run: an agent that lost its store can't unmake that
+    state = RankState(seen.state)
+    if state is RankState.LAUNCH_FAILED and rank.started_at is not None:
+        state, cause = RankState.EXITED, "exit_unknown"  # nor can one say that what ran could not be started: it would run twice
     detail = text_clean(seen.launch_detail or (info.detail if info else None) or "")[:4000]
     swapped = _swap(
         rank,
         old,
-        RankState(seen.state),
+        state,
         now=now,
         started_at=started,
         exited_at=now,
@@ -259,7 +262,7 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
         exit_signal=_int32(info.signal if info else None),
         launch_error=seen.launch_error or "",
         detail=detail,
-        final_log_offset=seen.final_log_offset,
+        final_log_offset=None if seen.final_log_offset is None else max(0, seen.final_log_offset),
         checkpoint_seen=seen.checkpoint_seen,
     )
     if not swapped:

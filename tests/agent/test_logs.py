@@ -253,3 +253,15 @@ def test_tail_of_a_huge_or_missing_or_linked_file(tmp_path: Path) -> None:
     assert output_tail(str(tmp_path / "none"), 10) == ""
     (tmp_path / "link").symlink_to(big)
     assert output_tail(str(tmp_path / "link"), 1) == ""
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["folder", "pipe", "link"])
+def test_what_a_job_puts_in_place_of_its_output_is_not_shipped(ship: Shipping, put) -> None:  # type: ignore[no-untyped-def]
+    ship.write("1.1.0", b"before\n")
+    ship.track("1.1.0")
+    ship.shipped("1.1.0", b"before\n")
+    ship.path("1.1.0").unlink()
+    put(ship.path("1.1.0"))
+    ship.shipper.end("1.1.0")
+    assert ship.ended("1.1.0") == 7
+    assert bytes(ship.plane.logs["1.1.0"]) == b"before\n"

@@ -12,6 +12,7 @@ import pytest
 
 from agent import procs, rankdir
 from agent.protocol import ExitInfo, ProtocolError, RankSpec
+from agent.recovery import final_read
 from tests.agent.rank_lab import Lab, wait_until
 
 WAITS = ("sh", "-c", 'echo begun; while ! [ -e "$0" ]; do sleep 0.02; done; echo ended; exit 9')
@@ -58,6 +59,54 @@ def test_agent_zygote_and_shim_killed_the_program_is_adopted(lab: Lab) -> None:
     exit = lab.end("1.1.0").exit
     assert exit is not None
     assert (exit.cause, exit.code) == ("exit_unknown", None)
+
+
+def test_a_job_that_removes_its_directory_has_run_and_does_not_again(lab: Lab) -> None:
+    rank = lab.running("sh", "-c", 'rm -rf "$(dirname "$NEBULA_ARTIFACTS")"; sleep 0.2; setsid sleep 603 & sleep 0.2')
+    state = lab.end(rank)
+    assert (state.state, state.exit and state.exit.cause) == ("EXITED", "exit_unknown")
+    wait_until(lambda: lab.ranks.tree_gone(rank), "the end of what it left")
+
+
+def test_a_halted_shim_goes_on(lab: Lab) -> None:
+    rank = lab.running("sh", "-c", "kill -STOP $PPID; sleep 0.2; exit 7")
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=7)
+
+
+def test_a_shim_that_lets_its_stop_pass_is_replaced(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.ranks._OVERDUE_S", -34.0)  # a shim that is on time looks late, by all but a second
+    rank = lab.running("sh", "-c", "trap '' TERM USR1; while :; do sleep 0.1; done")
+    shim = lab.shim(rank)
+    lab.ranks.stop(rank, grace_s=30, reason="cancelled")
+    assert lab.end(rank).state == "EXITED"
+    wait_until(lambda: not procs.is_alive(*shim), "the shim's end")
+    assert lab.ranks.tree_gone(rank)
+
+
+def test_a_rank_whose_shims_die_again_and_again_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.ranks._MOST_ADOPTIONS", 1)
+    rank = lab.running("sleep", "604")
+    program = lab.program(rank)
+    for _ in range(2):
+        shim = wait_until(lambda: (lab.poll(), lab.shim(rank))[1] if procs.is_alive(*lab.shim(rank)) else lab.poll(), "a shim")
+        procs.signal_send(*shim, signal.SIGKILL)
+        wait_until(lambda s=shim: not procs.is_alive(*s), "its end")  # type: ignore[misc]
+    exit = lab.end(rank).exit
+    assert exit is not None
+    assert exit.cause == "exit_unknown"
+    wait_until(lambda: not procs.is_alive(*program), "the program's end")
+
+
+@pytest.mark.parametrize("name", [rankdir.EXIT, rankdir.STARTED, rankdir.LAUNCH, rankdir.STOP, rankdir.CODE, rankdir.CLAIM, rankdir.SPEC])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"exit": 1, "pid": "x", "kind": null}', "[" * 9000])
+def test_a_file_that_is_not_what_it_should_be_is_as_good_as_none(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert rankdir.file_read(str(tmp_path), name) is None
+
+
+def test_an_end_that_no_shim_wrote_is_no_end(tmp_path: Path) -> None:
+    (tmp_path / rankdir.EXIT).write_text('{"exit": {"cause": "magic"}}')
+    assert final_read("1.1.0", str(tmp_path)) is None
 
 
 def test_an_adopted_program_can_be_stopped(lab: Lab) -> None:

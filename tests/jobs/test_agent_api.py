@@ -142,12 +142,25 @@ def test_a_sync_with_what_is_no_rank_and_no_number_is_a_400(agents: list[AgentCl
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
 
 
+def test_what_ran_is_never_called_a_failed_start(agents: list[AgentClient]) -> None:
+    lab = Lab()
+    job = lab.submit()
+    pass_run()
+    rank = Rank.objects.get()
+    mine = next(agent for agent in agents if agent.node.pk == rank.node_id)
+    mine.sync(Observed(rank=rank.key, epoch=1, state="RUNNING"))
+    mine.sync(Observed(rank=rank.key, epoch=1, state="LAUNCH_FAILED", launch_error="internal", released=True))
+    job.refresh_from_db()
+    assert (job.state, job.end_reason, job.requeues) == ("FAILED", "exit_unknown", 0)
+
+
 @pytest.mark.parametrize(
     ("said", "reason", "code"),
     [
         ({"exit": {"cause": "exited", "code": 2**40}}, "nonzero_exit", None),
         ({"exit": {"cause": "exited", "code": 1, "signal": -(2**40), "detail": "half \ud800 and \u0000"}}, "nonzero_exit", 1),
         ({"exit": {"cause": "exited", "code": 0}, "started_at": 1e308}, "completed", 0),
+        ({"exit": {"cause": "exited", "code": 0}, "final_log_offset": -5}, "completed", 0),
     ],
 )
 def test_an_odd_end_is_an_end(agents: list[AgentClient], said: dict[str, Any], reason: str, code: int | None) -> None:
