@@ -20,7 +20,7 @@ from django.utils import translation
 from nebulagrid.embedded import EmbeddedError, postgres_bin, redis_program, redis_temporary
 
 #: What is basic first: a fault in the core shows within seconds, not behind a hundred symptoms of it.
-ORDER = ("scheduler", "agent", "client", "quotas", "nodes", "jobs", "", "e2e")
+ORDER = ("scheduler", "agent", "client", "quotas", "nodes", "jobs", "", "browser", "e2e")
 REQUIRED = {lane.strip() for lane in os.environ.get("NEBULA_REQUIRE", "").split(",") if lane.strip()}
 
 
