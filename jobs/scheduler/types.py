@@ -50,6 +50,7 @@ class Gpu:
     health: int = 100  # 0–100
     pcie_gen: int | None = None
     pcie_width: int | None = None
+    pcie_hops: int | None = None  # switches between the card and its host bridge; 0 = attached to the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,20 @@ class Node:
     memory_mib: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     live_cpu_ranks: int = 0  # CPU-only ranks running here: spreads CPU jobs
+    cpu_milli_held: int = 0  # thousandths of a core that live ranks asked for, of cpu_cores × 1000
+    memory_mib_held: int = 0  # host memory that live ranks asked for
+    cuda_version: str | None = None  # the newest CUDA that the node's driver runs, "12.4"
+    driver_version: str | None = None
+    network_group: str | None = None  # nodes of one group talk without leaving their switch or fabric
+    network_mbps: int | None = None  # of the link that ranks would use
+    power_headroom_pct: int | None = None  # share of the power feed's limit that nobody draws now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a job asks for. ``gpu_count`` is for the whole job and is spread evenly over ``nodes`` (D30);
-    ``gpu_mem_mib`` None = whole cards; ``gpu_count`` 0 = CPU only."""
+    ``gpu_mem_mib`` None = whole cards; ``gpu_count`` 0 = CPU only. Host cores and memory are for each node of the job.
+    ``model`` may name alternatives: ``A100|H100``."""
 
     gpu_count: int = 1
     gpu_mem_mib: int | None = None
@@ -88,6 +97,12 @@ class Request:
     arch: str | None = None
     model: str | None = None
     vendor: str | None = None
+    cuda_min: str | None = None  # the node's driver must run at least this CUDA
+    driver_min: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()  # (key, value) pairs that the node must carry
+    cpu_milli: int | None = None  # thousandths of a core
+    host_mem_mib: int | None = None
+    is_exclusive: bool = False  # the whole card, however little memory is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +143,7 @@ class Snapshot:
     slices: tuple[Slice, ...] = ()
     running: tuple[Running, ...] = ()
     usage: Mapping[int, float] = field(default_factory=dict)  # user -> decayed weight
+    mix: tuple[tuple[Request, float], ...] = ()  # what comes, by how often: packing keeps room for it; () = what waits now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +155,7 @@ class Policy:
     max_slices: int = 4
     foreign_floor_mib: int = 512
     order: str = "fifo"
-    strategy: str = "default"
+    strategy: str = "default"  # score.STRATEGIES; "default" = fragmentation-aware
     slicing_rules: bool = True  # False: byte-accurate slices, for comparison only
 
 
