@@ -23,7 +23,8 @@ import math
 from collections.abc import Iterable
 
 from jobs.scheduler.need import Need
-from jobs.scheduler.pool import Pool, PoolCard, Shape
+from jobs.scheduler.candidates import Shape
+from jobs.scheduler.pool import Pool, PoolCard
 from jobs.scheduler.types import Job, Policy, Slice, Snapshot
 
 ORDERS = ("fifo",)

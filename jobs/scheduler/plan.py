@@ -6,11 +6,8 @@ INVARIANT: the same snapshot and policy give the same plan, in whatever order no
 from __future__ import annotations
 
 from jobs.scheduler import reasons
-from jobs.scheduler.binding import binding_reason, refusal_code, refusal_reason
-from jobs.scheduler.need import cpu_ranks_max, request_error
-from jobs.scheduler.never import Inventory, never_reason
 from jobs.scheduler.order import Ends, cards_waited_for, queue_order
-from jobs.scheduler.pool import Pool
+from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
 
 
@@ -30,9 +27,8 @@ class _Pass:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.snapshot = snapshot
         self.policy = policy
-        self.pool = Pool(snapshot, policy)
+        self.placer = Placer(snapshot, policy)
         self.ends = Ends(snapshot)
-        self.inventory: Inventory | None = None
 
     def run(self) -> Plan:
         placements: list[Placement] = []
@@ -58,51 +54,16 @@ class _Pass:
         return Plan(placements=tuple(placements), refusals=tuple(refusals))
 
     def _try(self, job: Job) -> Placement | Reason:
-        request = job.request
-        if request_error(request) is not None:
-            return self._why(job)
-        if request.gpu_count > 0:
-            shape = self.pool.shape(request, job.avoid_nodes)
-            sets = self.pool.best_sets(shape)
-            if sets is not None:
+        placed = self.placer.place(job)
+        if placed is not None:
+            if job.request.gpu_count > 0:
                 self.ends.add(job)
-                return self.pool.place(job.id, shape, sets)
-        else:
-            placed = self.pool.place_cpu(job.id, nodes=request.nodes, avoid=job.avoid_nodes)
-            if placed is not None:
-                return placed
-        return self._why(job)
-
-    def _why(self, job: Job) -> Reason:
-        """The reason of a job that was not placed; keeps aside what it waits for."""
-        request = job.request
-        if self.inventory is None:
-            self.inventory = Inventory(self.snapshot.nodes)
-        never = never_reason(request, self.inventory, self.policy)
-        if never is not None:
-            return never
-        if not self.snapshot.nodes:
-            return Reason(code=reasons.NO_NODE)
-        if request.gpu_count == 0:
-            return self._why_no_nodes(request)
-        shape = self.pool.shape(request, job.avoid_nodes)
+            return placed
         # Before anything is kept for this job: it is not blocked by itself.
-        reason = binding_reason(request, self.pool.views(request), per_node=shape.per_node, nodes_needed=request.nodes)
-        waited_for = cards_waited_for(shape, self.pool, self.ends)
-        if waited_for is not None:
-            self.pool.set_aside(waited_for, job.id)
+        reason = self.placer.why(job.request)
+        if reason.code not in reasons.NEVER and job.request.gpu_count > 0 and self.snapshot.nodes:
+            shape = self.placer.shape(job.request, job.avoid_nodes)
+            waited_for = cards_waited_for(shape, self.placer.pool, self.ends)
+            if waited_for is not None:
+                self.placer.pool.set_aside(waited_for, job.id)
         return reason
-
-    def _why_no_nodes(self, request: Request) -> Reason:
-        """A job without cards waits only for nodes that take work and have a core left for it."""
-        away = [item.node for item in self.pool.nodes if not item.node.takes_work]
-        if len(self.pool.nodes) - len(away) >= request.nodes:
-            free = sum(item.node.takes_work and item.has_cpu_room for item in self.pool.nodes)
-            largest = max((item.node for item in self.pool.nodes if item.node.takes_work), key=lambda node: (cpu_ranks_max(node), -node.id))
-            params = {"needed": request.nodes, "free": free, "limit": cpu_ranks_max(largest), "node": largest.name}
-            return Reason(code=reasons.CPU_BUSY, params=params)
-        if request.nodes > 1:
-            free = len(self.pool.nodes) - len(away)
-            return Reason(code=reasons.NODES_SHORT, params={"needed": request.nodes, "free": free})
-        code = refusal_code(away[0].refusal)
-        return refusal_reason(away[0], nodes=sum(refusal_code(node.refusal) == code for node in away))
