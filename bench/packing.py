@@ -5,11 +5,11 @@ python -m bench.packing --lab [--seeds 30] [--rules on|off] [--json]
 
 NODES.csv and PODS.csv are in the layout of Alibaba's open-B trace (sn,cpu_milli,memory_mib,gpu,model and
 name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec). For each seed pods are drawn until they ask for 130 % of the cards; they come one by
-one, are placed or not, and never leave. Reported: cards asked for by placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
+one, are placed or passed over, and never leave. Reported: cards asked for by placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
 (a mean over the seeds), and the time of the whole call ÷ pods. A pod's share of a card, in thousandths, is its share of a
 card's memory; a card has 24 MiB a thousandth. ``gpu_spec`` names models, parted by ``|``.
 
-``--lab``: 20 cards of 24564 MiB on 5 nodes, memory asked for uniform in 4–24 GiB, 130 % demand; reported: memory asked for and taken ÷ memory there is.
+``--lab``: 20 cards of 24564 MiB on 5 nodes, memory asked for uniform in 4, 5 … 24 GiB, 130 % demand; reported: memory asked for and taken ÷ memory there is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIB_PER_MILLI = 24
 CARD_MIB = 1000 * MIB_PER_MILLI
 DEMAND = 1.3
 MARKS = (0.95, 1.0, 1.1, 1.3)
-LAB_NODES, LAB_CARDS, LAB_MIB, LAB_LEAST_MIB, LAB_MOST_MIB = 5, 4, 24_564, 4_096, 24_576
+LAB_NODES, LAB_CARDS, LAB_MIB, LAB_LEAST_GIB, LAB_MOST_GIB = 5, 4, 24_564, 4, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def lab_measure(*, seed: int, policy: Policy) -> dict[str, float]:
     capacity = LAB_NODES * LAB_CARDS * LAB_MIB
     sizes: list[int] = []
     while sum(sizes) < DEMAND * capacity:
-        sizes.append(rng.randint(LAB_LEAST_MIB, LAB_MOST_MIB))
+        sizes.append(1024 * rng.randint(LAB_LEAST_GIB, LAB_MOST_GIB))
     jobs = [Job(id=number, request=Request(gpu_mem_mib=size), submitted=float(number)) for number, size in enumerate(sizes, start=1)]
     began = time.perf_counter()
     result = plan(Snapshot(now=float(len(jobs) + 1), nodes=nodes, jobs=jobs), policy)
@@ -210,7 +210,7 @@ def main(argv: list[str] | None = None) -> None:
         args.seeds = seeds_parse("30" if args.lab else "10")
     if not args.seeds:
         parser.error("--seeds must name at least one seed.")
-    runs = list(_runs(args, Policy(slicing_rules=args.rules == "on", strategy=args.policy)))
+    runs = list(_runs(args, Policy(slicing_rules=args.rules == "on", strategy=args.policy, keeps_for_head=False, order="fifo")))
     names = [name for name in runs[0] if name not in {"pods", "placed"}]
     mean = {name: round(statistics.fmean(run[name] for run in runs), 3) for name in names}
     spread = {name: round(statistics.stdev(run[name] for run in runs), 3) if len(runs) > 1 else 0.0 for name in names}

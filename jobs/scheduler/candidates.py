@@ -144,7 +144,7 @@ class Candidates:
             if mib is not None:
                 total = self.pool.kinds[kind].total_mib or 1
                 asked = min(shape.request.gpu_mem_mib or total, total)
-                tight = 0.5 * asked / total if need.exclusive else slice_fragmentation(total_mib=total, free_mib=free, taken_mib=mib)
+                tight = asked / total if need.exclusive else slice_fragmentation(total_mib=total, free_mib=free, taken_mib=mib)
                 found = (asked, (kind, 0 if need.exclusive else free - mib, live + 1), tight, free / total)
         shape.step[state] = found
         return found
@@ -203,13 +203,14 @@ class Candidates:
         else:
             need = shape.needs[state[0]]
             is_whole = isinstance(need, Need) and need.exclusive
+            full = whole_fragmentation(empty=bucket.empty, cards=bucket.size) if bucket.empty else tight
             if is_whole and bucket.empty:
-                tight += 0.5 * (1 - (bucket.empty - 1) / bucket.size)
+                tight = (tight + full) / 2
                 free = bucket.empty / bucket.size
             lost = 0.0
             if self.strategy == FRAGMENTATION_AWARE:
                 lost = (self._lost(bucket.host, state, after, bucket.empty) - asked) / self._unit
-            weight = WEIGHTS["fragmentation"] * tight
+            weight = WEIGHTS["fragmentation"] * full
             cls = packing_class(self.strategy, lost=lost, fragmentation=tight, free_share=free)
             level = (bucket.is_strained, cls, bucket.empty > 0 and not is_whole and self.strategy == FRAGMENTATION_AWARE)
         if level in shape.levels:
@@ -307,15 +308,20 @@ class Candidates:
             empty = node.empty_of(card.kind) if card.is_empty() else 0
             need = shape.needs[card.kind]
             is_whole = isinstance(need, Need) and need.exclusive
+            full = whole_fragmentation(empty=node.empty, cards=len(node.cards)) if empty else tight
             if is_whole and empty:
-                tight += 0.5 * (1 - max(empty - k, 0) / len(node.cards))
+                tight = (tight + full) / 2
                 free = empty / len(node.cards)
             lost = self._lost(host, card.state(), after, empty) - asked if is_aware else 0.0
             cls = packing_class(self.strategy, lost=lost / self._unit, fragmentation=tight, free_share=free)
-            score = card.score() + WEIGHTS["fragmentation"] * tight
+            score = card.score() + WEIGHTS["fragmentation"] * full
             level = (card.is_strained(), cls, is_aware and empty > 0 and not is_whole)
             ranked.append((level, -round(score, ROUND), card.gpu.index, card.gpu.id, card, lost, tight, free))
-        ranked.sort(key=lambda item: item[:4])
+        if k == 1:
+            # On one node nothing is scattered by the finest difference.
+            ranked.sort(key=lambda item: (item[0][0], round(item[5]), *item[1:4]))
+        else:
+            ranked.sort(key=lambda item: item[:4])
         near, nearness = node.near() if k > 1 else (None, 1.0)
         if near is None:
             chosen = ranked[:k]

@@ -14,11 +14,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs.scheduler.need import Need, cards_per_node, request_error
 from jobs.scheduler.types import Gpu, Reason, Request
 
+#: Under the slicing rules a slice takes half a card at most, so that a part of a card finds its job sooner or later: nine tenths of
+#: its worth are nearly all that jobs of one card can use, as soon as any kind of slice fits. And a card that is broken is lost for
+#: whole-card jobs, though those may use it less well: a little more than what it holds.
+SLICED_WORTH = 0.9
+SLICED_POWER = 0.05
+WHOLE_WORTH = 1.03
 COVERED = 0.95  # of the jobs; the rare rest would cost time and change nothing
 MOST_KINDS = 64
 
@@ -28,10 +34,14 @@ State = tuple[int, int, int]  # (kind, free MiB, live slices) of a card that tak
 def mix_of(weighted: Iterable[tuple[Request, float]]) -> list[tuple[Request, float]]:
     """The most frequent requests that make up 95 % of all; the shares add up to 1.
 
+    Host memory is left out of them: cores run short first, and the more requests are told apart, the less each says.
+
     Requests that no cluster can serve are left out; those without cards count, as they are part of what comes.
     """
     weights: dict[Request, float] = {}
     for request, weight in weighted:
+        if request.host_mem_mib is not None:
+            request = replace(request, host_mem_mib=None)
         weights[request] = weights.get(request, 0.0) + weight
     found = [(request, weight) for request, weight in weights.items() if weight > 0 and request_error(request) is None]
     found.sort(key=lambda item: (-item[1], _order(item[0])))
@@ -68,9 +78,15 @@ class Mix:
     """The tables of one pass. ``kinds``: one sample of each kind of card; ``needs``: what a request takes from each."""
 
     def __init__(
-        self, requests: Sequence[tuple[Request, float]], kinds: Sequence[Gpu], needs: Callable[[Request], Sequence[Need | Reason]]
+        self,
+        requests: Sequence[tuple[Request, float]],
+        kinds: Sequence[Gpu],
+        needs: Callable[[Request], Sequence[Need | Reason]],
+        *,
+        is_sliced: bool,
     ) -> None:
         self._kinds = kinds
+        self._is_sliced = is_sliced
         self._asked = [
             _Kind(share, cards_per_node(request), request.cpu_milli or 0, request.host_mem_mib or 0, needs(request))
             for request, share in requests
@@ -109,13 +125,23 @@ class Mix:
 
     def card(self, host: int, state: State) -> float:
         kind, free, live = state
-        usable = 0.0
-        if free > 0:
-            for asked in self._served(host, is_wide=False):
-                need = asked.needs[kind]
-                if isinstance(need, Need) and free >= need.least_mib and live < need.max_live:
-                    usable += asked.share
-        return usable * free
+        if free <= 0:
+            return 0.0
+        every = slices = fitting = 0.0  # shares of the mix: jobs of one card; those that share it; those that fit now
+        for asked in self._served(host, is_wide=False):
+            need = asked.needs[kind]
+            if isinstance(need, Need):
+                every += asked.share
+                slices += 0.0 if need.exclusive else asked.share
+                if free >= need.least_mib and live < need.max_live:
+                    fitting += asked.share
+        if not self._is_sliced:
+            return fitting * free
+        if live == 0:
+            return WHOLE_WORTH * fitting * free
+        if not slices or not fitting:
+            return 0.0
+        return (SLICED_WORTH * every * (fitting / slices) ** SLICED_POWER + (1 - SLICED_WORTH) * fitting) * free
 
     def wide(self, host: int, kind: int, empty: int) -> float:
         """MiB that jobs of several cards a node can be expected to use of a node's ``empty`` cards of one kind."""

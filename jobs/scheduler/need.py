@@ -146,7 +146,8 @@ def need_on(request: Request, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Need
     if not policy.slicing_rules:
         if asked > total:
             return Need(mib=total, least_mib=total, max_live=1, exclusive=True)
-        return Need(mib=asked, least_mib=asked, max_live=UNLIMITED_SLICES, exclusive=False)
+        # Two of half the nominal size fill a card here as well.
+        return Need(mib=asked, least_mib=max(1, asked - (nominal - total)), max_live=UNLIMITED_SLICES, exclusive=False)
     if asked > total or asked > policy.whole_above * nominal:
         # The job is alone on the card, but foreign use may leave less than all of it: it needs what it asked for.
         return Need(mib=total, least_mib=min(asked, total), max_live=1, exclusive=True)

@@ -198,7 +198,7 @@ class Pool:
     def mix(self) -> Mix:
         """What comes, as packing sees it: made when first asked for."""
         if self._mix is None:
-            self._mix = Mix(mix_of(self._known_mix or self.requests.items()), self.kinds, self.needs)
+            self._mix = Mix(mix_of(self._known_mix or self.requests.items()), self.kinds, self.needs, is_sliced=self.policy.slicing_rules)
         return self._mix
 
     def host_of(self, node: PoolNode) -> int:

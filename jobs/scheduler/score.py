@@ -102,12 +102,9 @@ def slice_fragmentation(*, total_mib: int, free_mib: int, taken_mib: int) -> flo
     return _unit(1 - (free_mib - taken_mib) / total_mib)
 
 
-def whole_fragmentation(*, total_mib: int, needed_mib: int, empty: int, taken: int, cards: int) -> float:
-    """Half: how much of the card the job asked for. Half: how few empty cards the node keeps, so that full nodes stay for large jobs.
-
-    ``empty`` cards of the node's ``cards`` are empty before the job takes ``taken`` of them.
-    """
-    return 0.5 * _unit(needed_mib / total_mib) + 0.5 * _unit(1 - (empty - taken) / cards)
+def whole_fragmentation(*, empty: int, cards: int) -> float:
+    """For an empty card: the share of its node's cards that are not empty, so that used nodes fill up and empty ones stay for large jobs."""
+    return _unit(1 - empty / cards)
 
 
 def packing_class(strategy: str, *, lost: float, fragmentation: float, free_share: float) -> int:
