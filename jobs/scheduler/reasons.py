@@ -15,6 +15,8 @@ WHOLE_CARD_BUSY: Final = "whole_card_busy"
 SLICE_LIMIT: Final = "slice_limit"
 FOREIGN_USE: Final = "foreign_use"
 BLOCKED_BY: Final = "blocked_by"
+ABOVE_SHARE: Final = "above_share"
+QUEUE_FULL: Final = "queue_full"
 NODES_SHORT: Final = "nodes_short"
 CPU_BUSY: Final = "cpu_busy"
 HOST_CPU: Final = "host_cpu"
@@ -96,6 +98,8 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
         "gpu": "the card",
     },
     BLOCKED_BY: {"job": "the job ahead that the free cards are kept for", "node": "where they are"},
+    ABOVE_SHARE: {"held": "cards that the owner holds", "share": "its fair share now; others below theirs wait for such cards"},
+    QUEUE_FULL: {"queue": "the job's queue", "held": "cards that its jobs hold", "most": "cards that they may hold"},
     NODES_SHORT: {"needed": "nodes asked for", "free": "nodes that take work now"},
     CPU_BUSY: {
         "needed": "nodes asked for",
