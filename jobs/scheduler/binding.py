@@ -47,6 +47,7 @@ class CardView:
     foreign_mib: int  # only what counts
     live: int
     aside_for: int | None = None  # the job that the card is kept for
+    _cause: str | None = ""  # "" = not looked at yet
 
     @property
     def really_free_mib(self) -> int:
@@ -54,6 +55,11 @@ class CardView:
 
     def cause(self) -> str | None:
         """The code of what stands in the way on this card; None = it fits now. The node's state is not looked at."""
+        if self._cause == "":
+            self._cause = self._find()
+        return self._cause
+
+    def _find(self) -> str | None:
         need = self.need
         if isinstance(need, Reason):
             return need.code

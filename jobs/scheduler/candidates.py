@@ -73,7 +73,7 @@ class Shape:
     """One distinct request within the pass: its needs by card kind, and its candidates."""
 
     __slots__ = (
-        "avoid", "by_card", "heap", "known", "levels", "needs", "order", "per_node", "request", "seen", "step", "takes_kept",
+        "avoid", "by_card", "has_host", "heap", "is_whole", "known", "levels", "needs", "order", "per_node", "request", "seen", "step", "takes_kept",
     )  # fmt: skip
 
     def __init__(self, request: Request, avoid: frozenset[int], needs: list[Need | Reason], *, takes_kept: bool) -> None:
@@ -82,7 +82,9 @@ class Shape:
         self.needs = needs
         self.takes_kept = takes_kept
         self.per_node = cards_per_node(request)
-        self.by_card = self.per_node == 1 and request.nodes == 1 and not avoid and not request.cpu_milli and not request.host_mem_mib
+        self.has_host = bool(request.cpu_milli or request.host_mem_mib)
+        self.is_whole = request.gpu_mem_mib is None  # only empty cards will do
+        self.by_card = self.per_node == 1 and request.nodes == 1 and not avoid and not self.has_host
         self.seen = 0
         self.step: dict[State, tuple[int, State, float, float] | None] = {}
         # By card: level -> (weight of the bucket's fragmentation score, bucket).
@@ -277,7 +279,9 @@ class Candidates:
 
     def _on_node(self, shape: Shape, node: PoolNode) -> Candidate | None:
         request, k = shape.request, shape.per_node
-        if not node.node.takes_work or host_short(request, node.cpu_milli, node.memory_mib) is not None:
+        if not node.node.takes_work or (shape.has_host and host_short(request, node.cpu_milli, node.memory_mib) is not None):
+            return None
+        if node.empty < k and shape.is_whole and not shape.takes_kept:
             return None
         able: list[tuple[PoolCard, tuple[int, State, float, float]]] = []
         step = shape.step
@@ -294,7 +298,39 @@ class Candidates:
         if self.strategy == FIRST_FIT:
             cards = [card for card, _effect in able[:k]]
             return Candidate((avoided, node.node.id, next(self._tick)), node, cards, node.version)
+        if k <= 1 and self.strategy == FRAGMENTATION_AWARE:
+            return self._single(shape, node, able, avoided=avoided)
         return self._ranked(shape, node, able, avoided=avoided)
+
+    def _single(
+        self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, tuple[int, State, float, float]]], *, avoided: bool
+    ) -> Candidate:
+        """The card of the node that loses least, or the node itself for a job without cards: on one node nothing is scattered by the finest
+        difference, so that loss is not rounded there."""
+        host, moved = self._host_after(shape, node)
+        best: tuple[bool, int, float, int, int] | None = None
+        least = 0.0
+        chosen: PoolCard | None = None
+        breaks = False
+        losses: dict[State, tuple[float, int]] = {}
+        for card, (asked, after, tight, _free) in able:
+            state = (card.kind, card.free_mib, card.live)
+            found = losses.get(state)
+            if found is None:
+                empty = node.empty_of(card.kind) if card.is_empty() else 0
+                found = losses[state] = (self._lost(host, state, after, empty) - asked, empty)
+            lost, empty = found
+            full = whole_fragmentation(empty=node.empty, cards=len(node.cards)) if empty else tight
+            score = -(card.score() + WEIGHTS["fragmentation"] * full)
+            key = (card.is_strained(), round(lost), round(score, ROUND), card.gpu.index, card.gpu.id)
+            if best is None or key < best:
+                best, chosen, breaks, least = key, card, empty > 0 and not shape.is_whole, lost
+        tick = next(self._tick)
+        if best is None or chosen is None:
+            cls = packing_class(self.strategy, lost=moved / self._unit, fragmentation=0.0, free_share=0.0)
+            return Candidate((avoided, False, 0.0, cls, False, 0.0, node.node.id, tick), node, (), node.version)
+        cls = packing_class(self.strategy, lost=(least + moved) / self._unit, fragmentation=0.0, free_share=0.0)
+        return Candidate((avoided, best[0], 0.0, cls, breaks, best[2], node.node.id, tick), node, (chosen,), node.version)
 
     def _ranked(
         self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, tuple[int, State, float, float]]], *, avoided: bool
@@ -317,11 +353,7 @@ class Candidates:
             score = card.score() + WEIGHTS["fragmentation"] * full
             level = (card.is_strained(), cls, is_aware and empty > 0 and not is_whole)
             ranked.append((level, -round(score, ROUND), card.gpu.index, card.gpu.id, card, lost, tight, free))
-        if k == 1:
-            # On one node nothing is scattered by the finest difference.
-            ranked.sort(key=lambda item: (item[0][0], round(item[5]), *item[1:4]))
-        else:
-            ranked.sort(key=lambda item: item[:4])
+        ranked.sort(key=lambda item: item[:4])
         near, nearness = node.near() if k > 1 else (None, 1.0)
         if near is None:
             chosen = ranked[:k]
@@ -374,7 +406,7 @@ class Candidates:
         """The node's host class once the job is there, and the usable MiB that its cards lose by that alone."""
         pool, request = self.pool, shape.request
         before = pool.host_of(node)
-        if not request.cpu_milli and not request.host_mem_mib:
+        if not shape.has_host:
             return before, 0.0
         cpu = None if node.cpu_milli is None else node.cpu_milli - (request.cpu_milli or 0)
         memory = None if node.memory_mib is None else node.memory_mib - (request.host_mem_mib or 0)

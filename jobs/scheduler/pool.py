@@ -27,10 +27,16 @@ _gpu_key = attrgetter("index", "id")
 _request_of = attrgetter("request")
 
 
+#: All that a reason says of a card, or depends on.
+Look = tuple[int, int, int, int, int | None, str, int]
+
+
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off."""
 
-    __slots__ = ("_added", "_first", "aside_for", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node", "points")
+    __slots__ = (
+        "_added", "_first", "_strained", "aside_for", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node", "points",
+    )  # fmt: skip
 
     def __init__(self, gpu: Gpu, node: PoolNode, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int) -> None:
         self.gpu = gpu
@@ -43,6 +49,7 @@ class PoolCard:
         self.aside_for: int | None = None
         self.bucket: Bucket | None = None
         self.points: float | None = None
+        self._strained: bool | None = None
         self._first = slices
         self._added: list[tuple[int, int, bool]] = []
 
@@ -64,7 +71,13 @@ class PoolCard:
         return self.points
 
     def is_strained(self) -> bool:
-        return is_strained(self.gpu, live=self.live)
+        """As the pass began: what it places itself strains nothing yet."""
+        if self._strained is None:
+            self._strained = is_strained(self.gpu, live=len(self._first))
+        return self._strained
+
+    def look(self) -> Look:
+        return (self.kind, self.free_mib, self.live, self.foreign_mib, self.aside_for, self.gpu.state, self.gpu.index)
 
     @property
     def slices(self) -> list[Slice]:
@@ -84,7 +97,7 @@ class PoolNode:
     ``cpu_milli`` and ``memory_mib``: what the host has free; None = unknown.
     """
 
-    __slots__ = ("_near", "_points", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "memory_mib", "node", "version")
+    __slots__ = ("_near", "_points", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "look", "memory_mib", "node", "version")
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -95,6 +108,7 @@ class PoolNode:
         self.cpu_milli, self.memory_mib = host_free(node)
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
+        self.look = -1  # the number of how the node looks (Pool.views); -1 = to be looked at again
         self._points: float | None = None
         self._near: tuple[Nearness | None, float] | None = None
 
@@ -135,6 +149,7 @@ class Pool:
         self.log: list[PoolNode] = []
         self._needs: dict[Request, list[Need | Reason]] = {}
         self._mix: Mix | None = None
+        self._look_numbers: dict[object, int] = {}
         self._known_mix = snapshot.mix
         # Equal requests are mostly one object: counting objects first saves hashing each.
         requests = [*map(_request_of, snapshot.jobs)]
@@ -209,30 +224,34 @@ class Pool:
     def views(self, request: Request) -> Iterable[NodeView]:
         """The pool as the request sees it, for ``binding_reason``: nodes that look alike are one view, by the first of them."""
         needs = self.needs(request)
-        times: dict[object, list[PoolNode]] = {}
         has_host = request.cpu_milli is not None or request.host_mem_mib is not None
+        numbers = self._look_numbers
+        groups: dict[object, list[PoolNode]] = {}
         for item in self.nodes:
-            looks: tuple[object, ...] = tuple(
-                [(card.kind, card.free_mib, card.live, card.foreign_mib, card.aside_for, card.gpu.state) for card in item.cards]
-            )
-            key = (looks, item.node.takes_work, item.node.refusal, (item.cpu_milli, item.memory_mib) if has_host else None)
-            if key in times:
-                times[key].append(item)
+            number = item.look
+            if number < 0:
+                looks = (item.node.takes_work, item.node.refusal, tuple([card.look() for card in item.cards]))
+                number = item.look = numbers.setdefault(looks, len(numbers))
+            key = (number, item.cpu_milli, item.memory_mib) if has_host else number
+            if key in groups:
+                groups[key].append(item)
             else:
-                times[key] = [item]
-        for alike in times.values():
+                groups[key] = [item]
+        views: dict[Look, CardView] = {}
+        for alike in groups.values():
             item = alike[0]
             node = item.node
-            cards = [
-                CardView(
-                    card.gpu, needs[card.kind], max(card.free_mib + card.foreign_mib, 0), card.foreign_mib, card.live, card.aside_for
-                )
-                for card in item.cards
-            ]
-            short = host_short(request, item.cpu_milli, item.memory_mib)
-            yield NodeView(
-                node.name, node.refusal, node.takes_work, cards, short, item.cpu_milli, item.memory_mib, times=len(alike)
-            )
+            cards = []
+            for card in item.cards:
+                look = card.look()
+                view = views.get(look)
+                if view is None:
+                    # Good for all cards that look so: of the card itself a reason says nothing that is not in its look.
+                    free = max(card.free_mib + card.foreign_mib, 0)
+                    view = views[look] = CardView(card.gpu, needs[card.kind], free, card.foreign_mib, card.live, card.aside_for)
+                cards.append(view)
+            short = host_short(request, item.cpu_milli, item.memory_mib) if has_host else None
+            yield NodeView(node.name, node.refusal, node.takes_work, cards, short, item.cpu_milli, item.memory_mib, times=len(alike))
 
     # Placing
 
@@ -252,6 +271,7 @@ class Pool:
                 node.memory_mib -= request.host_mem_mib
                 node.host = None
             node.version += 1
+            node.look = -1
             self.log.append(node)
             ranks.append(RankPlacement(index=index, node=node.node.id, grants=grants))
         return Placement(job=job, ranks=tuple(ranks))
@@ -275,4 +295,5 @@ class Pool:
             card.aside_for = job
             self.kept_kinds.add(card.kind)
             card.node.version += 1
+            card.node.look = -1
             self.log.append(card.node)
