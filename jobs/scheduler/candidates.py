@@ -31,6 +31,10 @@ from jobs.scheduler.types import Reason, Request
 Level = tuple[bool, int, bool]  # (strained, packing class, breaks an empty card): least is best
 
 
+def _card_place(card: PoolCard) -> tuple[int, int]:
+    return (card.gpu.index, card.gpu.id)
+
+
 class Candidate:
     """The best set of cards for one rank on one node. ``key`` orders candidates: least is best, and no two are equal."""
 
@@ -281,8 +285,11 @@ class Candidates:
         request, k = shape.request, shape.per_node
         if not node.node.takes_work or (shape.has_host and host_short(request, node.cpu_milli, node.memory_mib) is not None):
             return None
-        if node.empty < k and shape.is_whole and not shape.takes_kept:
-            return None
+        if shape.is_whole and not shape.takes_kept:
+            if node.empty < k:
+                return None
+            if k > 1 and node.is_uniform and self.strategy == FRAGMENTATION_AWARE and node.near()[0] is None:
+                return self._wide(shape, node)
         able: list[tuple[PoolCard, tuple[int, State, float, float]]] = []
         step = shape.step
         for card in node.cards if k else ():
@@ -332,6 +339,31 @@ class Candidates:
         cls = packing_class(self.strategy, lost=(least + moved) / self._unit, fragmentation=0.0, free_share=0.0)
         return Candidate((avoided, best[0], 0.0, cls, breaks, best[2], node.node.id, tick), node, (chosen,), node.version)
 
+    def _wide(self, shape: Shape, node: PoolNode) -> Candidate | None:
+        """Whole cards of a node where any set is as near and packs as well as another: the ones with the best scores."""
+        k = shape.per_node
+        empties = [card for card in node.cards if card.live == 0 and card.is_empty()]
+        state = empties[0].state()
+        step = shape.step[state] if state in shape.step else self._step(shape, state)
+        if step is None:
+            return None
+        ranked = sorted([(card.is_strained(), -card.score(), card.gpu.index, card.gpu.id, card) for card in empties])
+        chosen = ranked[:k]
+        host, moved = self._host_after(shape, node)
+        mix, kind = self.pool.mix, state[0]
+        table = mix.table(host)
+        lost = moved + k * (table[state] - table[step[1]] - step[0])
+        lost += mix.wide(host, kind, node.empty) - mix.wide(host, kind, node.empty - k)
+        cls = packing_class(self.strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
+        full = whole_fragmentation(empty=node.empty, cards=len(node.cards))
+        nearness = node.near()[1]
+        score = WEIGHTS["fragmentation"] * full - sum([item[1] for item in chosen]) / k
+        score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
+        cards = sorted([item[4] for item in chosen], key=_card_place)
+        avoided = node.node.id in shape.avoid
+        key = (avoided, chosen[-1][0], -round(nearness, 3), cls, False, -round(score, ROUND), node.node.id, next(self._tick))
+        return Candidate(key, node, cards, node.version)
+
     def _ranked(
         self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, tuple[int, State, float, float]]], *, avoided: bool
     ) -> Candidate:
@@ -380,7 +412,7 @@ class Candidates:
         # Of several cards nearness decides before packing: the job lives with its links until its end.
         far = -round(nearness, 3) if k > 1 else 0.0
         key = (avoided, strained, far, cls, breaks, -round(score, ROUND), node.node.id, next(self._tick))
-        cards = sorted((item[4] for item in chosen), key=lambda card: (card.gpu.index, card.gpu.id))
+        cards = sorted((item[4] for item in chosen), key=_card_place)
         return Candidate(key, node, cards, node.version)
 
     def _wide_lost(self, host: int, chosen: Sequence[tuple[object, ...]]) -> float:

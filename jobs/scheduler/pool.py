@@ -91,13 +91,28 @@ class PoolCard:
         self.free_mib -= mib
 
 
+class _CardViews(dict[Look, CardView]):
+    """How one request sees a card, by its look: of the card itself a reason says nothing that is not in it."""
+
+    def __init__(self, needs: Sequence[Need | Reason]) -> None:
+        super().__init__()
+        self._needs = needs
+        self.cards: Sequence[PoolCard] = ()  # of the node that is looked at now
+
+    def __missing__(self, look: Look) -> CardView:
+        card = next(card for card in self.cards if card.look() == look)
+        free = max(card.free_mib + card.foreign_mib, 0)
+        view = self[look] = CardView(card.gpu, self._needs[card.kind], free, card.foreign_mib, card.live, card.aside_for)
+        return view
+
+
 class PoolNode:
     """A node and its cards, in index order. ``empty`` = cards that could go to a whole-card job now.
 
     ``cpu_milli`` and ``memory_mib``: what the host has free; None = unknown.
     """
 
-    __slots__ = ("_near", "_points", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "look", "memory_mib", "node", "version")
+    __slots__ = ("_near", "_points", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "look", "looks", "memory_mib", "node", "version")
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -109,6 +124,7 @@ class PoolNode:
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
         self.look = -1  # the number of how the node looks (Pool.views); -1 = to be looked at again
+        self.looks: tuple[Look, ...] = ()
         self._points: float | None = None
         self._near: tuple[Nearness | None, float] | None = None
 
@@ -230,26 +246,19 @@ class Pool:
         for item in self.nodes:
             number = item.look
             if number < 0:
-                looks = (item.node.takes_work, item.node.refusal, tuple([card.look() for card in item.cards]))
-                number = item.look = numbers.setdefault(looks, len(numbers))
+                item.looks = tuple([card.look() for card in item.cards])
+                number = item.look = numbers.setdefault((item.node.takes_work, item.node.refusal, item.looks), len(numbers))
             key = (number, item.cpu_milli, item.memory_mib) if has_host else number
             if key in groups:
                 groups[key].append(item)
             else:
                 groups[key] = [item]
-        views: dict[Look, CardView] = {}
+        views = _CardViews(needs)
         for alike in groups.values():
             item = alike[0]
             node = item.node
-            cards = []
-            for card in item.cards:
-                look = card.look()
-                view = views.get(look)
-                if view is None:
-                    # Good for all cards that look so: of the card itself a reason says nothing that is not in its look.
-                    free = max(card.free_mib + card.foreign_mib, 0)
-                    view = views[look] = CardView(card.gpu, needs[card.kind], free, card.foreign_mib, card.live, card.aside_for)
-                cards.append(view)
+            views.cards = item.cards
+            cards = [views[look] for look in item.looks]
             short = host_short(request, item.cpu_milli, item.memory_mib) if has_host else None
             yield NodeView(node.name, node.refusal, node.takes_work, cards, short, item.cpu_milli, item.memory_mib, times=len(alike))
 
