@@ -145,8 +145,15 @@ def binding_reason(request: Request, nodes: Iterable[NodeView], *, per_node: int
     for view in views:
         totals.update({cause: len(cards) * view.node.times for cause, cards in view.by_cause.items()})
 
+    # Nodes with as many good cards and as many of each cause count alike.
+    counted: dict[tuple[object, ...], tuple[_Sorted, int]] = {}
+    for view in views:
+        counts = (view.ok, *((cause, len(cards)) for cause, cards in view.by_cause.items()))
+        same = counted.get(counts)
+        counted[counts] = (view, view.node.times if same is None else same[1] + view.node.times)
+
     def suffices(*causes: str) -> bool:
-        return sum(view.node.times for view in views if view.count(causes) >= per_node) >= nodes_needed
+        return sum(times for view, times in counted.values() if view.count(causes) >= per_node) >= nodes_needed
 
     if suffices(reasons.BLOCKED_BY):
         return _detail(request, views, reasons.BLOCKED_BY, totals, per_node, nodes_needed)

@@ -30,6 +30,9 @@ kind_of = attrgetter("vendor", "model", "compute_capability", "total_mib", "nomi
 """Cards of one kind, on nodes of the same traits, answer a request alike while they are empty and in service."""
 
 
+_gpu_place = attrgetter("index", "id")
+
+
 class NodeTraits:
     """What of a node these requests ask about: nodes that differ in nothing else are of one kind for them."""
 
@@ -58,15 +61,20 @@ class Inventory:
     def __init__(self, nodes: Sequence[Node], traits: NodeTraits) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.id)
         self.samples: dict[object, tuple[Gpu, Node]] = {}
-        self.counts: list[tuple[Node, Counter[object]]] = []
+        #: (the first node, how many cards of each kind it has, how many nodes have just as many)
+        self.counts: list[tuple[Node, Counter[object], int]] = []
+        alike: dict[tuple[object, ...], list[Node]] = {}
         for node in self.nodes:
-            count: Counter[object] = Counter()
             mine = traits.of(node)
-            for gpu in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.id)):
+            kinds = []
+            for gpu in sorted(node.gpus, key=_gpu_place):
                 kind = (kind_of(gpu), mine)
-                count[kind] += 1
-                self.samples.setdefault(kind, (gpu, node))
-            self.counts.append((node, count))
+                kinds.append(kind)
+                if kind not in self.samples:
+                    self.samples[kind] = (gpu, node)
+            alike.setdefault(tuple(kinds), []).append(node)
+        for kinds_here, same in alike.items():
+            self.counts.append((same[0], Counter(kinds_here), len(same)))
 
 
 def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Policy = DEFAULT_POLICY) -> Reason | None:
@@ -99,15 +107,15 @@ def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Po
         return Reason(code=reasons.NEVER_GPU_MEMORY, params={"needed_mib": request.gpu_mem_mib, **where})
 
     # 2. Are there enough of them on one node, and enough such nodes?
-    suitable = [(sum(number for kind, number in count.items() if kind in good), node) for node, count in here.counts]
+    suitable = [(sum(number for kind, number in count.items() if kind in good), node, times) for node, count, times in here.counts]
     per_node = cards_per_node(request)
-    enough = sum(number >= per_node for number, _node in suitable)
+    enough = sum(times for number, _node, times in suitable if number >= per_node)
     if enough >= request.nodes:
         return None
     if enough and request.nodes > 1:
         return Reason(code=reasons.NEVER_NODES, params={"needed": request.nodes, "have": enough, "per_node": per_node})
-    largest, node = max(suitable, key=lambda pair: pair[0])
-    hint = _nodes_hint(request.gpu_count, [number for number, _node in suitable])
+    largest, node, _times = max(suitable, key=lambda item: item[0])
+    hint = _nodes_hint(request.gpu_count, [number for number, _node, times in suitable for _ in range(times)])
     return Reason(code=reasons.NEVER_GPU_COUNT, params={"needed": per_node, "largest": largest, "node": node.name, "hint_nodes": hint})
 
 

@@ -8,7 +8,7 @@ INVARIANT: each change of a card or of a node's host is in ``Pool.log``; a node'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -91,16 +91,17 @@ class PoolCard:
         self.free_mib -= mib
 
 
-class _CardViews(dict[Look, CardView]):
-    """How one request sees a card, by its look: of the card itself a reason says nothing that is not in it."""
+class _CardViews(dict[int, CardView]):
+    """How one request sees a card, by the number of its look: of the card itself a reason says nothing that is not in it."""
 
-    def __init__(self, needs: Sequence[Need | Reason]) -> None:
+    def __init__(self, needs: Sequence[Need | Reason], numbers: Mapping[Look, int]) -> None:
         super().__init__()
         self._needs = needs
+        self._numbers = numbers
         self.cards: Sequence[PoolCard] = ()  # of the node that is looked at now
 
-    def __missing__(self, look: Look) -> CardView:
-        card = next(card for card in self.cards if card.look() == look)
+    def __missing__(self, look: int) -> CardView:
+        card = next(card for card in self.cards if self._numbers[card.look()] == look)
         free = max(card.free_mib + card.foreign_mib, 0)
         view = self[look] = CardView(card.gpu, self._needs[card.kind], free, card.foreign_mib, card.live, card.aside_for)
         return view
@@ -124,7 +125,7 @@ class PoolNode:
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
         self.look = -1  # the number of how the node looks (Pool.views); -1 = to be looked at again
-        self.looks: tuple[Look, ...] = ()
+        self.looks: tuple[int, ...] = ()
         self._points: float | None = None
         self._near: tuple[Nearness | None, float] | None = None
 
@@ -166,6 +167,7 @@ class Pool:
         self._needs: dict[Request, list[Need | Reason]] = {}
         self._mix: Mix | None = None
         self._look_numbers: dict[object, int] = {}
+        self._card_looks: dict[Look, int] = {}
         self._known_mix = snapshot.mix
         # Equal requests are mostly one object: counting objects first saves hashing each.
         requests = [*map(_request_of, snapshot.jobs)]
@@ -246,14 +248,15 @@ class Pool:
         for item in self.nodes:
             number = item.look
             if number < 0:
-                item.looks = tuple([card.look() for card in item.cards])
+                looks = self._card_looks
+                item.looks = tuple([looks.setdefault(card.look(), len(looks)) for card in item.cards])
                 number = item.look = numbers.setdefault((item.node.takes_work, item.node.refusal, item.looks), len(numbers))
             key = (number, item.cpu_milli, item.memory_mib) if has_host else number
             if key in groups:
                 groups[key].append(item)
             else:
                 groups[key] = [item]
-        views = _CardViews(needs)
+        views = _CardViews(needs, self._card_looks)
         for alike in groups.values():
             item = alike[0]
             node = item.node
