@@ -105,7 +105,7 @@ class Candidates:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.strategy = FRAGMENTATION_AWARE if pool.policy.strategy == "default" else pool.policy.strategy
-        self._shapes: dict[tuple[Request, frozenset[int], bool], Shape] = {}
+        self._shapes: dict[tuple[int, frozenset[int], bool], Shape] = {}
         self._buckets: dict[tuple[State, int, int, int, bool, bool], Bucket] = {}
         self._filled: list[Bucket] = []  # buckets in the order in which they got their first card
         self._seen: int | None = None
@@ -118,7 +118,7 @@ class Candidates:
 
     def shape(self, request: Request, avoid: frozenset[int] = frozenset(), *, takes_kept: bool = False) -> Shape:
         """``takes_kept``: cards that are kept for a waiting job are good as well (for one that ends before they are needed)."""
-        key = (request, avoid, takes_kept)
+        key = (self.pool.number(request), avoid, takes_kept)
         found = self._shapes.get(key)
         if found is None:
             found = self._shapes[key] = Shape(request, avoid, self.pool.needs(request), takes_kept=takes_kept)

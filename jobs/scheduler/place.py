@@ -29,7 +29,7 @@ class Placer:
         self.pool = Pool(snapshot, policy)
         self.candidates = Candidates(self.pool)
         self._inventory: Inventory | None = None
-        self._never: dict[Request, Reason | None] = {}
+        self._never: dict[int, Reason | None] = {}
         self._cpu_heap: list[CpuEntry] | None = None
 
     def shape(self, request: Request, avoid: frozenset[int] = _NOWHERE, *, takes_kept: bool = False) -> Shape:
@@ -48,11 +48,12 @@ class Placer:
 
     def never(self, request: Request) -> Reason | None:
         """Why this cluster can never hold the request; None = it can, or nothing is known yet."""
-        if request not in self._never:
+        number = self.pool.number(request)
+        if number not in self._never:
             if self._inventory is None:
                 self._inventory = Inventory(self.snapshot.nodes, self.pool.traits)
-            self._never[request] = never_reason(request, self._inventory, self.policy)
-        return self._never[request]
+            self._never[number] = never_reason(request, self._inventory, self.policy)
+        return self._never[number]
 
     def why(self, request: Request) -> Reason:
         """The reason that binds. Call only for a request that was not placed."""

@@ -164,7 +164,7 @@ class Pool:
         self.kind_nodes: list[Node] = []  # … and of the node it is on
         self.kept_kinds: set[int] = set()  # kinds of which some card is kept for a waiting job
         self.log: list[PoolNode] = []
-        self._needs: dict[Request, list[Need | Reason]] = {}
+        self._needs: dict[int, list[Need | Reason]] = {}
         self._mix: Mix | None = None
         self._look_numbers: dict[object, int] = {}
         self._card_looks: dict[Look, int] = {}
@@ -173,8 +173,12 @@ class Pool:
         requests = [*map(_request_of, snapshot.jobs)]
         by_id = dict(zip(map(id, requests), requests, strict=True))
         self.requests: Counter[Request] = Counter()
+        self._numbers: dict[int, int] = {}  # by the request's identity; the snapshot keeps the objects alive
+        self._number_of: dict[Request, int] = {}
         for key, times in Counter(map(id, requests)).items():
-            self.requests[by_id[key]] += times
+            request = by_id[key]
+            self.requests[request] += times
+            self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
         self.traits = NodeTraits(self.requests)
         self._build(snapshot)
 
@@ -217,11 +221,18 @@ class Pool:
 
     # Requests
 
+    def number(self, request: Request) -> int:
+        """Equal requests have one number: a cheap key, where hashing the request itself would cost more than the work it saves."""
+        found = self._numbers.get(id(request))
+        # Not of this snapshot's jobs: its identity may be used again.
+        return self._number_of.setdefault(request, len(self._number_of)) if found is None else found
+
     def needs(self, request: Request) -> list[Need | Reason]:
         """What the request takes from a card of each kind, by ``PoolCard.kind``."""
-        found = self._needs.get(request)
+        number = self.number(request)
+        found = self._needs.get(number)
         if found is None:
-            found = self._needs[request] = [
+            found = self._needs[number] = [
                 node_mismatch(request, node) or need_on(request, gpu, self.policy)
                 for gpu, node in zip(self.kinds, self.kind_nodes, strict=True)
             ]
