@@ -199,7 +199,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("nodes", nargs="?", type=Path, metavar="NODES.csv")
     parser.add_argument("pods", nargs="?", type=Path, metavar="PODS.csv")
     parser.add_argument("--lab", action="store_true", help="20 cards of 24564 MiB instead of a trace")
-    parser.add_argument("--seeds", type=seeds_parse, default=None, help="how many from 42 on, FIRST-LAST or a,b,c (default: 10; with --lab 30)")
+    parser.add_argument(
+        "--seeds", type=seeds_parse, default=None, help="how many from 42 on, FIRST-LAST or a,b,c (default: 10; with --lab 30)"
+    )
     parser.add_argument("--rules", choices=("on", "off"), default="off", help="the slicing rules of the default policy (default: off)")
     parser.add_argument("--policy", default="default", help="placing strategy by name (default: default)")
     parser.add_argument("--json", action="store_true")
@@ -219,7 +221,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps(answer))
     else:
-        print(f"{kind}, rules {args.rules}, {len(runs)} seeds: " + ", ".join(f"{name} {mean[name]:.2f} ± {spread[name]:.2f}" for name in names))
+        print(
+            f"{kind}, rules {args.rules}, {len(runs)} seeds: "
+            + ", ".join(f"{name} {mean[name]:.2f} ± {spread[name]:.2f}" for name in names)
+        )
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def _sort_node(node: NodeView) -> _Sorted:
         cause = card.cause()
         if not node.takes_work and cause not in KIND:
             cause = refusal_code(node.refusal)
-        if cause is None and node.short is not None:
-            cause = node.short
+        elif node.short is not None and (cause is None or cause in IN_THE_WAY):
+            cause = node.short  # whatever else ends, the host is too full
         if cause is None:
             ok += 1
         else:

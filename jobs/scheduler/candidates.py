@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from jobs.scheduler.fragmentation import State
-from jobs.scheduler.need import Need, cards_per_node, host_short
+from jobs.scheduler.need import Need, cards_per_node, host_short, node_mismatch
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import (
     FIRST_FIT,
@@ -285,7 +285,10 @@ class Candidates:
         request, k = shape.request, shape.per_node
         if not node.node.takes_work or (shape.has_host and host_short(request, node.cpu_milli, node.memory_mib) is not None):
             return None
-        if shape.is_whole and not shape.takes_kept:
+        if k == 0:
+            if node_mismatch(request, node.node) is not None:
+                return None
+        elif shape.is_whole and not shape.takes_kept:
             if node.empty < k:
                 return None
             if k > 1 and node.is_uniform and self.strategy == FRAGMENTATION_AWARE and node.near()[0] is None:

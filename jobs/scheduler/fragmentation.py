@@ -151,9 +151,7 @@ class Mix:
         found = self._wide.get(key)
         if found is None:
             share = sum(
-                asked.share
-                for asked in self._served(host, is_wide=True)
-                if asked.cards <= empty and isinstance(asked.needs[kind], Need)
+                asked.share for asked in self._served(host, is_wide=True) if asked.cards <= empty and isinstance(asked.needs[kind], Need)
             )
             found = self._wide[key] = share * empty * (self._kinds[kind].total_mib or 0)
         return found

@@ -114,7 +114,9 @@ class Placer:
             short = [(item, code) for item in here if (code := host_short(request, item.cpu_milli, item.memory_mib)) is not None]
             if len(here) - len(short) < request.nodes:
                 code = short[0][1]
-                views = [NodeView(item.node.name, None, True, (), code, item.cpu_milli, item.memory_mib) for item, why in short if why == code]
+                views = [
+                    NodeView(item.node.name, None, True, (), code, item.cpu_milli, item.memory_mib) for item, why in short if why == code
+                ]
                 return host_reason(request, code, views)
             free = sum(item.has_cpu_room for item in here)
             largest = max((item.node for item in here), key=lambda node: (cpu_ranks_max(node), -node.id))
@@ -122,6 +124,9 @@ class Placer:
             return Reason(code=reasons.CPU_BUSY, params=params)
         if request.nodes > 1:
             return Reason(code=reasons.NODES_SHORT, params={"needed": request.nodes, "free": len(here)})
+        if not away:
+            # No node is known to be large enough, but of some the size is not known yet.
+            return node_mismatch(request, self.pool.nodes[0].node) or Reason(code=reasons.NO_NODE)
         code = refusal_code(away[0].refusal)
         return refusal_reason(away[0], nodes=sum(refusal_code(node.refusal) == code for node in away))
 

@@ -113,7 +113,21 @@ class PoolNode:
     ``cpu_milli`` and ``memory_mib``: what the host has free; None = unknown.
     """
 
-    __slots__ = ("_near", "_points", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "look", "looks", "memory_mib", "node", "version")
+    __slots__ = (
+        "_near",
+        "_points",
+        "cards",
+        "cpu_milli",
+        "cpu_ranks",
+        "empty",
+        "host",
+        "is_uniform",
+        "look",
+        "looks",
+        "memory_mib",
+        "node",
+        "version",
+    )
 
     def __init__(self, node: Node) -> None:
         self.node = node
