@@ -4,12 +4,13 @@ python -m bench.packing NODES.csv PODS.csv [--seeds 10 | --seeds 42-51] [--rules
 python -m bench.packing --lab [--seeds 30] [--rules on|off] [--json]
 
 NODES.csv and PODS.csv are in the layout of Alibaba's open-B trace (sn,cpu_milli,memory_mib,gpu,model and
-name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec). For each seed pods are drawn until they ask for 130 % of the cards; they come one by
-one, are placed or passed over, and never leave. Reported: cards asked for by placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
-(a mean over the seeds), and the time of the whole call ÷ pods. A pod's share of a card, in thousandths, is its share of a
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec). For each seed pods are drawn until
+they ask for 130 % of the cards; they come one by one, are placed or passed over, and never leave. Reported: cards asked for by placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
+(a mean over the seeds), and the processor time of the whole call ÷ pods. A pod's share of a card, in thousandths, is its share of a
 card's memory; a card has 24 MiB a thousandth. ``gpu_spec`` names models, parted by ``|``.
 
-``--lab``: 20 cards of 24564 MiB on 5 nodes, memory asked for uniform in 4, 5 … 24 GiB, 130 % demand; reported: memory asked for and taken ÷ memory there is.
+``--lab``: 20 cards of 24564 MiB on 5 nodes, memory asked for uniform in 4, 5 … 24 GiB, 130 % demand; reported: memory asked for and
+taken ÷ memory there is.
 """
 
 from __future__ import annotations
@@ -129,9 +130,9 @@ def trace_measure(nodes: tuple[Node, ...], base: Sequence[Pod], *, seed: int, po
     requests = {pod: request_of(pod) for pod in set(pods)}
     jobs = [Job(id=number, request=requests[pod], submitted=float(number)) for number, pod in enumerate(pods, start=1)]
     snapshot = Snapshot(now=float(len(jobs) + 1), nodes=nodes, jobs=jobs)
-    began = time.perf_counter()
+    began = time.process_time()
     result = plan(snapshot, policy)
-    spent = time.perf_counter() - began
+    spent = time.process_time() - began
     placed = {placement.job for placement in result.placements}
     found: dict[str, float] = {}
     marks = list(MARKS)
@@ -165,9 +166,9 @@ def lab_measure(*, seed: int, policy: Policy) -> dict[str, float]:
     while sum(sizes) < DEMAND * capacity:
         sizes.append(1024 * rng.randint(LAB_LEAST_GIB, LAB_MOST_GIB))
     jobs = [Job(id=number, request=Request(gpu_mem_mib=size), submitted=float(number)) for number, size in enumerate(sizes, start=1)]
-    began = time.perf_counter()
+    began = time.process_time()
     result = plan(Snapshot(now=float(len(jobs) + 1), nodes=nodes, jobs=jobs), policy)
-    spent = time.perf_counter() - began
+    spent = time.process_time() - began
     asked = sum(min(sizes[placement.job - 1], LAB_MIB) for placement in result.placements)
     taken = sum(grant.mib for placement in result.placements for rank in placement.ranks for grant in rank.grants)
     return {"asked": 100 * asked / capacity, "taken": 100 * taken / capacity, "pods": len(jobs), "us_a_pod": 1e6 * spent / len(jobs)}

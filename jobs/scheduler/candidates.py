@@ -77,7 +77,8 @@ class Shape:
     """One distinct request within the pass: its needs by card kind, and its candidates."""
 
     __slots__ = (
-        "avoid", "by_card", "has_host", "heap", "is_whole", "known", "levels", "needs", "order", "per_node", "request", "seen", "step", "takes_kept",
+        "avoid", "by_card", "has_host", "heap", "is_whole", "known", "levels", "needs", "order", "per_node", "request", "seen",
+        "step", "takes_kept",
     )  # fmt: skip
 
     def __init__(self, request: Request, avoid: frozenset[int], needs: list[Need | Reason], *, takes_kept: bool) -> None:
@@ -403,7 +404,7 @@ class Candidates:
             score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
         lost = sum(item[5] for item in chosen) + moved
         if is_aware and k > 1:
-            lost += self._wide_lost(host, chosen)
+            lost += self._wide_lost(host, node, [item[4] for item in chosen])
         cls = packing_class(
             self.strategy,
             lost=lost / self._unit,
@@ -418,20 +419,15 @@ class Candidates:
         cards = sorted((item[4] for item in chosen), key=_card_place)
         return Candidate(key, node, cards, node.version)
 
-    def _wide_lost(self, host: int, chosen: Sequence[tuple[object, ...]]) -> float:
+    def _wide_lost(self, host: int, node: PoolNode, chosen: Sequence[PoolCard]) -> float:
         """What taking several empty cards at once loses beyond the sum of taking each of them first."""
         mix = self.pool.mix
         lost = 0.0
         by_kind: dict[int, int] = {}
-        node: PoolNode | None = None
-        for item in chosen:
-            card = item[4]
-            assert isinstance(card, PoolCard)
-            node = card.node
+        for card in chosen:
             if card.is_empty():
                 by_kind[card.kind] = by_kind.get(card.kind, 0) + 1
         for kind, taken in by_kind.items():
-            assert node is not None
             empty = node.empty_of(kind)
             once = mix.wide(host, kind, empty) - mix.wide(host, kind, empty - 1)
             lost += mix.wide(host, kind, empty) - mix.wide(host, kind, empty - taken) - taken * once
@@ -466,13 +462,13 @@ class Candidates:
         found = [item for node in self.pool.nodes if (item := self._on_node(shape, node)) is not None]
         if len(found) < wanted:
             return None
-        groups: dict[tuple[object, object], list[Candidate]] = {}
+        groups: dict[tuple[str | None, str | None], list[Candidate]] = {}
         for item in found:
             models = {card.gpu.model for card in item.cards}
             model = models.pop() if len(models) == 1 else None
             group = item.node.node.network_group
-            for key in {(model, group), (model, None), (None, group), (None, None)}:
-                groups.setdefault(key, []).append(item)
+            for pair in {(model, group), (model, None), (None, group), (None, None)}:
+                groups.setdefault(pair, []).append(item)
         best: tuple[tuple[object, ...], list[Candidate]] | None = None
         for (model, group), items in groups.items():
             if len(items) < wanted:

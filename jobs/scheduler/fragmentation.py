@@ -141,7 +141,7 @@ class Mix:
             return WHOLE_WORTH * fitting * free
         if not slices or not fitting:
             return 0.0
-        return (SLICED_WORTH * every * (fitting / slices) ** SLICED_POWER + (1 - SLICED_WORTH) * fitting) * free
+        return (SLICED_WORTH * every * float((fitting / slices) ** SLICED_POWER) + (1 - SLICED_WORTH) * fitting) * free
 
     def wide(self, host: int, kind: int, empty: int) -> float:
         """MiB that jobs of several cards a node can be expected to use of a node's ``empty`` cards of one kind."""

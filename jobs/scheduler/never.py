@@ -129,7 +129,8 @@ def _mismatch(request: Request, gpu: Gpu | None, node: Node) -> Reason | None:
 
 
 def _kind_reason(request: Request, places: Sequence[tuple[Gpu | None, Node]]) -> Reason | None:
-    """No card (or node, for a job without cards) passes all filters together: name the first that none passes, else the one that fails last.
+    """No card (or node, for a job without cards) passes all filters together: name the first that none
+    passes, else the one that fails last.
 
     None = a host's size is not known yet: wait.
     """

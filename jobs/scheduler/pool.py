@@ -35,7 +35,8 @@ class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off."""
 
     __slots__ = (
-        "_added", "_first", "_strained", "aside_for", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node", "points",
+        "_added", "_first", "_strained", "aside_for", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node",
+        "points",
     )  # fmt: skip
 
     def __init__(self, gpu: Gpu, node: PoolNode, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int) -> None:

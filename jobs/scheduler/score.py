@@ -103,7 +103,7 @@ def slice_fragmentation(*, total_mib: int, free_mib: int, taken_mib: int) -> flo
 
 
 def whole_fragmentation(*, empty: int, cards: int) -> float:
-    """For an empty card: the share of its node's cards that are not empty, so that used nodes fill up and empty ones stay for large jobs."""
+    """For an empty card: the share of its node's cards that are in use, so that used nodes fill up and empty ones stay for large jobs."""
     return _unit(1 - empty / cards)
 
 
@@ -112,7 +112,8 @@ def packing_class(strategy: str, *, lost: float, fragmentation: float, free_shar
 
     ``lost``: memory, in mean cards, that the jobs to come could have used and can't any more, less what this one asks for
     (fragmentation.py). It is rounded to whole points of 100, as in FGD's artifact: finer differences mean nothing, and
-    chasing them scatters jobs over the nodes. ``fragmentation`` in [0, 1] as above; ``free_share`` in [0, 1]: how empty the card or node is.
+    chasing them scatters jobs over the nodes. ``fragmentation`` in [0, 1] as above;
+    ``free_share`` in [0, 1]: how empty the card or node is.
     Source: Weng et al., "Beware of Fragmentation", USENIX ATC 2023.
     """
     if strategy == FIRST_FIT:
