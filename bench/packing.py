@@ -5,7 +5,8 @@ python -m bench.packing --lab [--seeds 30] [--rules on|off] [--json]
 
 NODES.csv and PODS.csv are in the layout of Alibaba's open-B trace (sn,cpu_milli,memory_mib,gpu,model and
 name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec). For each seed pods are drawn until
-they ask for 130 % of the cards; they come one by one, are placed or passed over, and never leave. Reported: cards asked for by placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
+they ask for 130 % of the cards; they come one by one, are placed or passed over, and never leave. Reported: cards asked for by
+placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
 (a mean over the seeds), and the processor time of the whole call ÷ pods. A pod's share of a card, in thousandths, is its share of a
 card's memory; a card has 24 MiB a thousandth. ``gpu_spec`` names models, parted by ``|``.
 
