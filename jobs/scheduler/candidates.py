@@ -289,8 +289,8 @@ class Candidates:
         if k == 0:
             if node_mismatch(request, node.node) is not None:
                 return None
-        elif shape.is_whole and not shape.takes_kept:
-            if node.empty < k:
+        elif shape.is_whole:
+            if node.empty < k and not shape.takes_kept:
                 return None
             if k > 1 and node.is_uniform and self.strategy == FRAGMENTATION_AWARE and node.near()[0] is None:
                 return self._wide(shape, node)
@@ -346,7 +346,13 @@ class Candidates:
     def _wide(self, shape: Shape, node: PoolNode) -> Candidate | None:
         """Whole cards of a node where any set is as near and packs as well as another: the ones with the best scores."""
         k = shape.per_node
-        empties = [card for card in node.cards if card.live == 0 and card.is_empty()]
+        empties = [
+            card
+            for card in node.cards
+            if card.live == 0 and card.is_open and not card.foreign_mib and (card.aside_for is None or shape.takes_kept)
+        ]
+        if len(empties) < k:
+            return None
         state = empties[0].state()
         step = shape.step[state] if state in shape.step else self._step(shape, state)
         if step is None:
@@ -357,7 +363,7 @@ class Candidates:
         mix, kind = self.pool.mix, state[0]
         table = mix.table(host)
         lost = moved + k * (table[state] - table[step[1]] - step[0])
-        lost += mix.wide(host, kind, node.empty) - mix.wide(host, kind, node.empty - k)
+        lost += mix.wide(host, kind, node.empty) - mix.wide(host, kind, max(node.empty - k, 0))
         cls = packing_class(self.strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
         full = whole_fragmentation(empty=node.empty, cards=len(node.cards))
         nearness = node.near()[1]
