@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs.scheduler import Gpu, Job, Node, Policy, Request, Snapshot
 from jobs.scheduler.order import ORDERS
@@ -101,7 +102,8 @@ def main(argv: list[str] | None = None) -> None:
         field, _, number = setting.partition("=")
         if not isinstance(getattr(policy, field, None), float):
             parser.error(f"--set {setting}: the policy has no number of that name.")
-        policy = replace(policy, **{field: float(number)})
+        numbers: dict[str, Any] = {field: float(number)}
+        policy = replace(policy, **numbers)
     began = time.perf_counter()
     trace, by_card = replay(args.workload, args.cluster, estimates=not args.no_estimates, policy=policy)
     with args.out.open("w", newline="") as target:

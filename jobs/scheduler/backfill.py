@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 
 from jobs.scheduler.candidates import Shape
-from jobs.scheduler.need import Need
+from jobs.scheduler.need import Need, request_error
 from jobs.scheduler.pool import Pool, PoolCard
 from jobs.scheduler.predict import longest_s, remaining_s
 from jobs.scheduler.types import Job, Kept, Policy, Reason, Running, Slice, Snapshot
@@ -143,9 +143,9 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     """The cards to keep for a blocked request and when the last is free; None = keep nothing: another job of its pool keeps
     some, or no end of a job helps."""
     good = {kind: need for kind, need in enumerate(shape.needs) if isinstance(need, Need)}
-    if not pool.kept_kinds.isdisjoint(good):
-        return None
     k, wanted = shape.per_node, shape.request.nodes
+    if not pool.kept_kinds.isdisjoint(good) or request_error(shape.request) is not None:
+        return None
     found: list[tuple[EndKey, int, list[PoolCard]]] = []
     for node in pool.nodes:
         if not node.node.takes_work:

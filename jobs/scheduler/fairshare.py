@@ -185,10 +185,11 @@ class Shares:
         return max(self.dominant.get(user, (0.0,)))
 
     def must_leave(self, user: int, request: Request) -> bool:
-        """Whether the owner is at its fair share while another one, below its own, waits for such cards."""
+        """Whether the owner is at its fair share while others, below theirs, wait for every kind of card that the request could use."""
         users = self.users
         held = users.held.get(user, 0.0)
         # Half of the job may reach over. Who holds nothing may start anything: else wide jobs could keep each other waiting for ever.
         if held <= NEAR or held + 0.5 * self.cards(request) <= users.share.get(user, 0.0) + NEAR:
             return False
-        return any(users.short_on[kind] > 0 for kind in self.kinds(request))
+        kinds = self.kinds(request)
+        return bool(kinds) and all(users.short_on[kind] > 0 for kind in kinds)

@@ -151,7 +151,8 @@ class JobQueue:
         has_queues = policy.order != "fair"
         lines: dict[tuple[int, int, int, str], WaitingLine] = {}
         waiting: dict[tuple[int, int, Request], int] = {}
-        by_object: dict[tuple[int, int, int], list[Job | int]] = {}
+        times: dict[tuple[int, int, int], int] = {}
+        samples: dict[int, Request] = {}
         log = math.log
         qos = self._qos
         for job in self._snapshot.jobs:
@@ -165,12 +166,13 @@ class JobQueue:
             line.items.append((own, job.submitted, job.id, job))
             if job.hold is None:
                 # Equal requests are mostly one object: that saves hashing each.
-                counted = by_object.setdefault((job.user, job.project, id(job.request)), [job, 0])
-                counted[1] += 1  # type: ignore[operator]
-        for (user, project, _id), (sample, times) in by_object.items():
-            assert isinstance(sample, Job) and isinstance(times, int)
-            what = (user, project, sample.request)
-            waiting[what] = waiting.get(what, 0) + times
+                request = job.request
+                samples[id(request)] = request
+                what = (job.user, job.project, id(request))
+                times[what] = times.get(what, 0) + 1
+        for (user, project, key), count in times.items():
+            kind = (user, project, samples[key])
+            waiting[kind] = waiting.get(kind, 0) + count
         shares.settle(waiting)
         found = [lines[where] for where in sorted(lines)]
         for line in found:

@@ -25,7 +25,7 @@ def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
     4. A job that does not fit gets its binding reason; the first of its pool keeps what it waits for (backfill.py), and who
        comes later gets a kept card only if it ends before it is needed.
 
-    ``explain`` False leaves the reasons out, which cost as much as the rest: for simulations, which ask nobody why. Placements are the same.
+    ``explain`` False leaves the reasons out, which cost as much as the rest, for simulations. The placements are the same.
     """
     return _Pass(snapshot, policy, explain=explain).run()
 
@@ -39,8 +39,8 @@ class _Pass:
         self.queue = JobQueue(snapshot, policy, self.placer.pool)
         self.ends = Ends(snapshot, policy)
         self.reservations = Reservations(self.placer.pool, self.ends)
-        # (request, whether kept cards were offered) -> why it failed
-        self.failed: dict[tuple[Request, bool], Reason] = {}
+        # (number of the request, whether kept cards were offered) -> why it failed
+        self.failed: dict[tuple[int, bool], Reason] = {}
 
     def run(self) -> Plan:
         placements: list[Placement] = []
@@ -68,7 +68,8 @@ class _Pass:
         # 1. What was tried already.
         until = self.reservations.until(self.placer.pool.needs(request)) if request.gpu_count > 0 else None
         passes = until is not None and self.ends.job_end(job) <= until
-        failure = self.failed.get((request, passes)) or (self.failed.get((request, True)) if not passes else None)
+        number = self.placer.pool.number(request)
+        failure = self.failed.get((number, passes)) or (self.failed.get((number, True)) if not passes else None)
         if failure is not None:
             return failure
         # 2. Who leaves room for others.
@@ -81,7 +82,7 @@ class _Pass:
         if placed is not None:
             return placed
         reason = self._why(request)
-        self.failed[(request, passes)] = reason
+        self.failed[(number, passes)] = reason
         # 4. Keep what it waits for. Only now: it is not blocked by itself.
         if until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and request.gpu_count > 0:
             self._keep(job)

@@ -59,14 +59,15 @@ def simulate(
     history: History | None = None,
     ends: Mapping[int, float] | None = None,
     stop_after: int | None = None,
+    most_passes: int | None = None,
 ) -> Trace:
     """Run the arrivals on the cluster until all have ended, or nothing more can happen.
 
     ``cluster``: the nodes, what runs and is taken at ``cluster.now``, and the weights then; its ``jobs`` are not looked at.
     ``history``: what is known of earlier jobs; it is added to. ``ends``: when jobs of ``cluster.running`` end; without one it
-    is the pass's own estimate. ``stop_after``: stop as soon as this job has started.
+    is the pass's own estimate. ``stop_after``: stop as soon as this job has started; ``most_passes``: stop after so many passes.
     """
-    return _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}).run(stop_after)
+    return _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}).run(stop_after, most_passes)
 
 
 class _Simulation:
@@ -132,7 +133,7 @@ class _Simulation:
         self.usage.hold(run.user, sign * cards, self.now)
         self.project_usage.hold(run.project, sign * cards, self.now)
 
-    def run(self, stop_after: int | None) -> Trace:
+    def run(self, stop_after: int | None, most_passes: int | None) -> Trace:
         at, arrivals = 0, self.arrivals
         while True:
             # 1. The next moment at which anything happens; all that happens then is one event.
@@ -150,7 +151,7 @@ class _Simulation:
             # 2. A pass. With no memory free no job with cards can start, so none is needed.
             if self.waiting and (self.free_mib > 0 or any(job.request.gpu_count == 0 for job in self.waiting.values())):
                 self._pass()
-            if stop_after is not None and stop_after in self.running:
+            if (stop_after is not None and stop_after in self.running) or (most_passes is not None and self.passes >= most_passes):
                 break
         return Trace(
             runs=tuple(self.runs),
