@@ -301,6 +301,13 @@ REASONS: dict[str, Sentence] = {
     "blocked_by": lambda p: (
         _("The free GPUs%(place)s are kept for job %(job)s, which is ahead in the queue.") % {"place": at_place(p), "job": p["job"]}
     ),
+    "above_share": lambda p: (
+        _("Its owner holds %(held)s GPUs, the fair share now is %(share)s; others below theirs wait for such GPUs.")
+        % {"held": p["held"], "share": p["share"]}
+    ),
+    "queue_full": lambda p: (
+        _("Queue %(queue)s holds %(held)s GPUs; it may hold %(most)s.") % {"queue": p["queue"], "held": p["held"], "most": p["most"]}
+    ),
     "nodes_short": _nodes_short,
     "cpu_busy": _cpu_busy,
     "no_node": lambda p: _("No node has joined yet."),

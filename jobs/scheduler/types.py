@@ -191,7 +191,7 @@ class Policy:
     load_power: float = 2.0  # how much present use counts: effective weight ~ exp(this × held ÷ fair share)
     age_fold_s: float = 5 * 86_400.0  # waiting so long counts like being shorter by a factor e
     short_floor_s: float = 60.0  # all jobs shorter than this are equally short
-    borrow_s: float = 2 * 3600.0  # above its fair share an owner starts only jobs predicted to end within this
+    borrow_s: float = 3 * 3600.0  # above its fair share an owner starts only jobs predicted to end within this
 
     # Backfill and the bound on passing over
     limit_max_s: float = 7 * 86_400.0  # the end of a job without a limit (D24)
