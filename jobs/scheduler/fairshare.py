@@ -105,6 +105,7 @@ class Shares:
         self._policy = policy
         self._pool = pool
         self._cards: dict[Request, float] = {}
+        self.version = 0  # grows with each placement
         self.users = Owners(snapshot.usage)
         self.projects = Owners(snapshot.project_usage)
         self.queues: dict[str, float] = {}  # name -> cards held
@@ -158,6 +159,7 @@ class Shares:
             owners.settle(self.capacity)
 
     def take(self, user: int, project: int, queue: str, request: Request) -> None:
+        self.version += 1
         self._take(user, project, queue, self.cards(request), request)
 
     def _take(self, user: int, project: int, queue: str, cards: float, request: Request | None) -> None:

@@ -124,24 +124,36 @@ class JobQueue:
         )
 
     def _by_shares(self, shares: Shares) -> Iterator[Job]:
+        base = self._base_of(shares)
+        adds = self._policy.order != "drf"  # the two parts of the key are added up, or compared one after the other
         lines = self._all_lines
-        key = self._key_of(shares)
-        heap = [(key(line, line.items[0]), number, line) for number, line in enumerate(lines)]
+        known: list[tuple[int, Key, float]] = [(-1, (), 0.0)] * len(lines)  # (shares' version, first part, what is added) of each line
+
+        def key(number: int, line: WaitingLine) -> Key:
+            version, first, add = known[number]
+            if version != shares.version:
+                first, add = base(line)
+                known[number] = (shares.version, first, add)
+            item = line.items[line.at]
+            return (*first, add + item[0], item[1], item[2]) if adds else (*first, add, item[1], item[2])
+
+        heap = [(key(number, line), number, line) for number, line in enumerate(lines)]
         heapq.heapify(heap)
         while heap:
             stale, number, line = heap[0]
-            item = line.items[line.at]
-            now = key(line, item)
-            if now > stale:
-                # Its owner has got something since: keys only grow within a pass.
-                heapq.heapreplace(heap, (now, number, line))
-                continue
+            if known[number][0] != shares.version:
+                now = key(number, line)
+                if now > stale:
+                    # Its owner has got something since: keys only grow within a pass.
+                    heapq.heapreplace(heap, (now, number, line))
+                    continue
+            job = line.items[line.at][3]
             line.at += 1
             if line.at < len(line.items):
-                heapq.heapreplace(heap, (key(line, line.items[line.at]), number, line))
+                heapq.heapreplace(heap, (key(number, line), number, line))
             else:
                 heapq.heappop(heap)
-            yield item[3]
+            yield job
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""
@@ -162,8 +174,9 @@ class JobQueue:
             line = lines.get(where)
             if line is None:
                 line = lines[where] = WaitingLine(*where)
-            own = log(max(likely_s(job), floor)) + job.submitted / fold if is_short_first else job.submitted
-            line.items.append((own, job.submitted, job.id, job))
+            at = job.submitted
+            own = log(max(likely_s(job), floor)) + at / fold if is_short_first else at
+            line.items.append((own, at, job.id, job))
             if job.hold is None:
                 # Equal requests are mostly one object: that saves hashing each.
                 request = job.request
@@ -179,19 +192,14 @@ class JobQueue:
             line.items.sort(key=_item_key)
         return found
 
-    def _key_of(self, shares: Shares) -> Callable[[WaitingLine, Item], Key]:
+    def _base_of(self, shares: Shares) -> Callable[[WaitingLine], tuple[Key, float]]:
+        """The owner's part of a job's key."""
         order = self._policy.order
         if order == "fair":
-            return lambda line, item: (-line.priority, shares.log_weight(line.user, line.project) + item[0], item[1], item[2])
+            return lambda line: ((-line.priority,), shares.log_weight(line.user, line.project))
         if order == "drf":
-            return lambda line, item: (-line.priority, shares.dominant_share(line.user) / self._queue_weight(line.queue), item[1], item[2])
-        return lambda line, item: (
-            -line.priority,
-            self._queue_load(shares, line.queue),
-            shares.log_weight(line.user, line.project) + item[0],
-            item[1],
-            item[2],
-        )
+            return lambda line: ((-line.priority,), shares.dominant_share(line.user) / self._queue_weight(line.queue))
+        return lambda line: ((-line.priority, self._queue_load(shares, line.queue)), shares.log_weight(line.user, line.project))
 
     def _queue_weight(self, name: str) -> float:
         queue = self._guaranteed.get(name)
