@@ -55,11 +55,13 @@ def backlog(*, jobs: int, cards: int, seed: int) -> Snapshot:
             started = -rng.uniform(0, 3_600)
             limit = rng.choice((*LIMITS_S, None))
             running.append(Running(job=1_000_000 + gpu.id, user=rng.randrange(40), slices=(part,), started=started, time_limit_s=limit))
-    queue = [_job(rng, number + 1, per_node) for number in range(jobs)]
+    # Equal requests are one object, as in a snapshot that is read from the database.
+    requests: dict[Request, Request] = {}
+    queue = [_job(rng, number + 1, per_node, requests) for number in range(jobs)]
     return Snapshot(now=0.0, nodes=tuple(nodes), jobs=queue, slices=tuple(slices), running=tuple(running))
 
 
-def _job(rng: random.Random, number: int, per_node: int) -> Job:
+def _job(rng: random.Random, number: int, per_node: int, requests: dict[Request, Request]) -> Job:
     dice = rng.random()
     if dice < 0.28:
         request = Request(gpu_mem_mib=rng.choice(SHARES_MIB))
@@ -69,6 +71,7 @@ def _job(rng: random.Random, number: int, per_node: int) -> Job:
         request = Request(gpu_count=min(rng.choice((2, 4)), per_node))
     else:
         request = Request(gpu_count=per_node)
+    request = requests.setdefault(request, request)
     return Job(id=number, request=request, submitted=rng.random(), user=rng.randrange(40), time_limit_s=rng.choice(LIMITS_S))
 
 

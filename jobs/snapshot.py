@@ -38,9 +38,16 @@ GPU_FIELDS = (
 
 
 def policy_current() -> core.Policy:
-    """The installation's policy; the three slicing numbers are settings (D14)."""
+    """The installation's policy; the three slicing numbers are settings (D14).
+
+    The order is first come, first served for now: the fair order needs the owners' usage and the jobs' history, which this
+    room does not read into the snapshot yet.
+    """
     return core.Policy(
-        whole_above=settings.POLICY_WHOLE_ABOVE, min_slice_mib=settings.POLICY_MIN_SLICE_MIB, max_slices=settings.POLICY_MAX_SLICES
+        order="fifo",
+        whole_above=settings.POLICY_WHOLE_ABOVE,
+        min_slice_mib=settings.POLICY_MIN_SLICE_MIB,
+        max_slices=settings.POLICY_MAX_SLICES,
     )
 
 

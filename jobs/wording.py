@@ -215,11 +215,67 @@ def _asked(kind: str) -> Sentence:
         "vendor": gettext_lazy("Asks for a GPU by %(asked)s; this one is by %(have)s."),
         "model": gettext_lazy("Asks for the GPU model %(asked)s; this one is %(have)s."),
         "arch": gettext_lazy("Asks for architecture %(asked)s; this GPU has %(have)s."),
+        "cuda": gettext_lazy("Asks for CUDA %(asked)s or newer; this node runs %(have)s."),
+        "driver": gettext_lazy("Asks for driver %(asked)s or newer; this node has %(have)s."),
+        "label": gettext_lazy("Asks for the label %(asked)s; this node has %(have)s."),
+        "never_cuda": gettext_lazy("No suitable node here runs CUDA %(asked)s or newer; here are: %(have)s."),
+        "never_driver": gettext_lazy("No suitable node here has driver %(asked)s or newer; here are: %(have)s."),
+        "never_label": gettext_lazy("No suitable node here has the label %(asked)s; its values here are: %(have)s."),
         "never_vendor": gettext_lazy("No GPU here is by %(asked)s; the vendors here are: %(have)s."),
         "never_model": gettext_lazy("No GPU here is a %(asked)s; the models here are: %(have)s."),
         "never_arch": gettext_lazy("No GPU here has architecture %(asked)s; here are: %(have)s."),
     }
     return lambda p: str(texts[kind]) % {"asked": p["asked"], "have": listed(p["have"])}
+
+
+def cores(milli: int | None) -> str:
+    """Thousandths of a core as cores: ``8``, ``1.5``."""
+    return _("unknown") if milli is None else f"{milli / 1000:,.3f}".rstrip("0").rstrip(".")
+
+
+def _host(kind: str) -> Sentence:
+    texts = {
+        "host_cpu": (
+            gettext_lazy("Needs %(needed)s CPU cores on each node; the most that a suitable node has free is %(most)s%(place)s."),
+            "needed_milli",
+            "largest_free_milli",
+            cores,
+        ),
+        "host_memory": (
+            gettext_lazy("Needs %(needed)s of host memory on each node; the most that a suitable node has free is %(most)s%(place)s."),
+            "needed_mib",
+            "largest_free_mib",
+            gib,
+        ),
+        "node_cpu": (
+            gettext_lazy("Needs %(needed)s CPU cores; this node has %(most)s%(place)s."),
+            "needed_milli",
+            "have_milli",
+            cores,
+        ),
+        "node_memory": (
+            gettext_lazy("Needs %(needed)s of host memory; this node has %(most)s%(place)s."),
+            "needed_mib",
+            "have_mib",
+            gib,
+        ),
+        "never_node_cpu": (
+            gettext_lazy("No node can ever hold this: %(needed)s CPU cores are asked on each node, the largest has %(most)s%(place)s."),
+            "needed_milli",
+            "largest_milli",
+            cores,
+        ),
+        "never_node_memory": (
+            gettext_lazy(
+                "No node can ever hold this: %(needed)s of host memory are asked on each node, the largest has %(most)s%(place)s."
+            ),
+            "needed_mib",
+            "largest_mib",
+            gib,
+        ),
+    }
+    text, needed, most, shown = texts[kind]
+    return lambda p: str(text) % {"needed": shown(p[needed]), "most": shown(p[most]), "place": at_place(p)}
 
 
 def _never_gpu_memory(p: Params) -> str:
@@ -261,6 +317,13 @@ REASONS: dict[str, Sentence] = {
     "blocked_by": lambda p: (
         _("The free GPUs%(place)s are kept for job %(job)s, which is ahead in the queue.") % {"place": at_place(p), "job": p["job"]}
     ),
+    "above_share": lambda p: (
+        _("Its owner holds %(held)s GPUs, the fair share now is %(share)s; others below theirs wait for such GPUs.")
+        % {"held": p["held"], "share": p["share"]}
+    ),
+    "queue_full": lambda p: (
+        _("Queue %(queue)s holds %(held)s GPUs; it may hold %(most)s.") % {"queue": p["queue"], "held": p["held"], "most": p["most"]}
+    ),
     "nodes_short": _nodes_short,
     "cpu_busy": _cpu_busy,
     "no_node": lambda p: _("No node has joined yet."),
@@ -281,6 +344,18 @@ REASONS: dict[str, Sentence] = {
     "gpu_too_small": lambda p: (
         _("Needs %(needed)s on one GPU; this one has %(size)s.") % {"needed": gib(p["needed_mib"]), "size": gib(p["nominal_mib"])}
     ),
+    "cuda": _asked("cuda"),
+    "driver": _asked("driver"),
+    "label": _asked("label"),
+    "never_cuda": _asked("never_cuda"),
+    "never_driver": _asked("never_driver"),
+    "never_label": _asked("never_label"),
+    "host_cpu": _host("host_cpu"),
+    "host_memory": _host("host_memory"),
+    "node_cpu": _host("node_cpu"),
+    "node_memory": _host("node_memory"),
+    "never_node_cpu": _host("never_node_cpu"),
+    "never_node_memory": _host("never_node_memory"),
     "never_vendor": _asked("never_vendor"),
     "never_model": _asked("never_model"),
     "never_arch": _asked("never_arch"),

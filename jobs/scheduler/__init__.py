@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from jobs.scheduler.estimate import Alternative, Estimate, alternatives, estimate_start, forecast
 from jobs.scheduler.fit import fits, grant_for, rank_fits
 from jobs.scheduler.need import nominal_mib, request_error
 from jobs.scheduler.never import never_reason
 from jobs.scheduler.plan import plan
+from jobs.scheduler.predict import Finished, History
+from jobs.scheduler.simulate import Arrival, Started, Trace, simulate
 from jobs.scheduler.types import (
     Gpu,
     Grant,
     Job,
+    Kept,
     Link,
     Node,
     Placement,
     Plan,
     Policy,
+    Queue,
     RankPlacement,
     Reason,
     Refusal,
@@ -25,14 +30,21 @@ from jobs.scheduler.types import (
 )
 
 __all__ = [
+    "Alternative",
+    "Arrival",
+    "Estimate",
+    "Finished",
     "Gpu",
     "Grant",
+    "History",
     "Job",
+    "Kept",
     "Link",
     "Node",
     "Placement",
     "Plan",
     "Policy",
+    "Queue",
     "RankPlacement",
     "Reason",
     "Refusal",
@@ -40,11 +52,17 @@ __all__ = [
     "Running",
     "Slice",
     "Snapshot",
+    "Started",
+    "Trace",
+    "alternatives",
+    "estimate_start",
     "fits",
+    "forecast",
     "grant_for",
     "never_reason",
     "nominal_mib",
     "plan",
     "rank_fits",
     "request_error",
+    "simulate",
 ]

@@ -20,9 +20,21 @@ from jobs.scheduler import reasons
 from jobs.scheduler.need import Need
 from jobs.scheduler.types import Gpu, Node, Reason, Request
 
-IN_THE_WAY = (reasons.FOREIGN_USE, reasons.GPU_MEMORY, reasons.SLICE_LIMIT, reasons.WHOLE_CARD_BUSY)
+HOST = (reasons.HOST_CPU, reasons.HOST_MEMORY)
+IN_THE_WAY = (reasons.FOREIGN_USE, reasons.GPU_MEMORY, reasons.SLICE_LIMIT, reasons.WHOLE_CARD_BUSY, *HOST)
 OUT_OF_SERVICE = (reasons.NODE_CORDONED, reasons.NODE_NOT_READY, reasons.GPU_UNHEALTHY)
-KIND = (reasons.GPU_TOO_SMALL, reasons.MODEL, reasons.ARCH, reasons.VENDOR, reasons.MEMORY_UNKNOWN)
+KIND = (
+    reasons.GPU_TOO_SMALL,
+    reasons.MODEL,
+    reasons.ARCH,
+    reasons.VENDOR,
+    reasons.CUDA,
+    reasons.DRIVER,
+    reasons.LABEL,
+    reasons.NODE_CPU,
+    reasons.NODE_MEMORY,
+    reasons.MEMORY_UNKNOWN,
+)
 
 
 @dataclass(slots=True)
@@ -35,6 +47,7 @@ class CardView:
     foreign_mib: int  # only what counts
     live: int
     aside_for: int | None = None  # the job that the card is kept for
+    _cause: str | None = ""  # "" = not looked at yet
 
     @property
     def really_free_mib(self) -> int:
@@ -42,6 +55,11 @@ class CardView:
 
     def cause(self) -> str | None:
         """The code of what stands in the way on this card; None = it fits now. The node's state is not looked at."""
+        if self._cause == "":
+            self._cause = self._find()
+        return self._cause
+
+    def _find(self) -> str | None:
         need = self.need
         if isinstance(need, Reason):
             return need.code
@@ -65,6 +83,10 @@ class NodeView:
     refusal: str | None
     takes_work: bool
     cards: Sequence[CardView]
+    short: str | None = None  # the code of what the host lacks now: host_cpu or host_memory
+    cpu_milli: int | None = None  # free on the host; None = unknown
+    memory_mib: int | None = None
+    times: int = 1  # nodes that look just like this one
 
 
 def refusal_code(refusal: str | None) -> str:
@@ -77,6 +99,15 @@ def refusal_reason(node: Node | NodeView, *, nodes: int = 1) -> Reason:
     if code == reasons.NODE_CORDONED:
         return Reason(code=code, params={"node": node.name, "nodes": nodes})
     return Reason(code=code, params={"node": node.name, "state": node.refusal, "nodes": nodes})
+
+
+def host_reason(request: Request, code: str, nodes: Sequence[NodeView]) -> Reason:
+    """What the hosts lack, with the most that one of them has free."""
+    if code == reasons.HOST_CPU:
+        best = max(nodes, key=lambda node: -1 if node.cpu_milli is None else node.cpu_milli)
+        return Reason(code=code, params={"needed_milli": request.cpu_milli, "largest_free_milli": best.cpu_milli, "node": best.name})
+    best = max(nodes, key=lambda node: -1 if node.memory_mib is None else node.memory_mib)
+    return Reason(code=code, params={"needed_mib": request.host_mem_mib, "largest_free_mib": best.memory_mib, "node": best.name})
 
 
 @dataclass(slots=True)
@@ -98,6 +129,8 @@ def _sort_node(node: NodeView) -> _Sorted:
         cause = card.cause()
         if not node.takes_work and cause not in KIND:
             cause = refusal_code(node.refusal)
+        elif node.short is not None and (cause is None or cause in IN_THE_WAY):
+            cause = node.short  # whatever else ends, the host is too full
         if cause is None:
             ok += 1
         else:
@@ -110,10 +143,17 @@ def binding_reason(request: Request, nodes: Iterable[NodeView], *, per_node: int
     views = [_sort_node(node) for node in nodes]
     totals: Counter[str] = Counter()
     for view in views:
-        totals.update({cause: len(cards) for cause, cards in view.by_cause.items()})
+        totals.update({cause: len(cards) * view.node.times for cause, cards in view.by_cause.items()})
+
+    # Nodes with as many good cards and as many of each cause count alike.
+    counted: dict[tuple[object, ...], tuple[_Sorted, int]] = {}
+    for view in views:
+        counts = (view.ok, *((cause, len(cards)) for cause, cards in view.by_cause.items()))
+        same = counted.get(counts)
+        counted[counts] = (view, view.node.times if same is None else same[1] + view.node.times)
 
     def suffices(*causes: str) -> bool:
-        return sum(view.count(causes) >= per_node for view in views) >= nodes_needed
+        return sum(times for view, times in counted.values() if view.count(causes) >= per_node) >= nodes_needed
 
     if suffices(reasons.BLOCKED_BY):
         return _detail(request, views, reasons.BLOCKED_BY, totals, per_node, nodes_needed)
@@ -130,13 +170,13 @@ def binding_reason(request: Request, nodes: Iterable[NodeView], *, per_node: int
                 break
             return _detail(request, views, max(present, key=lambda cause: totals[cause]), totals, per_node, nodes_needed)
     if not any(view.node.cards for view in views):
-        return Reason(code=reasons.NO_GPU, params={"nodes": len(views)})
+        return Reason(code=reasons.NO_GPU, params={"nodes": sum(view.node.times for view in views)})
     return _count_reason(views, per_node, nodes_needed)
 
 
 def _count_reason(views: Sequence[_Sorted], per_node: int, nodes_needed: int) -> Reason:
     best = max(views, key=lambda view: view.ok)
-    free_nodes = sum(view.ok >= per_node for view in views)
+    free_nodes = sum(view.node.times for view in views if view.ok >= per_node)
     params = {"needed": per_node, "free": best.ok, "node": best.node.name, "nodes": nodes_needed, "nodes_free": free_nodes}
     return Reason(code=reasons.GPU_COUNT, params=params)
 
@@ -161,6 +201,8 @@ def _detail(request: Request, views: Sequence[_Sorted], cause: str, totals: Coun
         if cause == reasons.GPU_MEMORY:
             return Reason(code=cause, params={"needed_mib": request.gpu_mem_mib, "count": per_node, **where})
         return Reason(code=cause, params={"needed_mib": request.gpu_mem_mib, "cards": totals[cause], **where})
+    if cause in HOST:
+        return host_reason(request, cause, [view.node for view in holders])
     best = max(enough, key=lambda view: max(card.really_free_mib for card in view.by_cause[cause]))
     card = max(best.by_cause[cause], key=lambda item: item.really_free_mib)
     name, gpu = best.node.name, card.gpu
@@ -174,7 +216,7 @@ def _detail(request: Request, views: Sequence[_Sorted], cause: str, totals: Coun
         numbers = {"needed_mib": request.gpu_mem_mib, "largest_free_mib": card.really_free_mib, "foreign_mib": gpu.foreign_mib}
         return Reason(code=cause, params={**numbers, "node": name, "gpu": gpu.index})
     if cause in (reasons.NODE_CORDONED, reasons.NODE_NOT_READY):
-        return refusal_reason(best.node, nodes=len(holders))
+        return refusal_reason(best.node, nodes=sum(view.node.times for view in holders))
     if cause == reasons.GPU_UNHEALTHY:
         return Reason(code=cause, params={"node": name, "gpu": gpu.index, "state": gpu.state, "cards": totals[cause]})
     if cause == reasons.MEMORY_UNKNOWN:

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jobs.scheduler import reasons
-from jobs.scheduler.binding import CardView, NodeView, binding_reason, refusal_reason
+from jobs.scheduler.binding import CardView, NodeView, binding_reason, host_reason, refusal_reason
 from jobs.scheduler.need import (
     DEFAULT_POLICY,
     Need,
     cards_per_node,
     foreign_counted_mib,
     free_mib,
+    host_free,
+    host_short,
     need_on,
+    node_mismatch,
     nominal_mib,
     request_error,
 )
@@ -25,10 +28,10 @@ from jobs.scheduler.types import Gpu, Grant, Node, Policy, RankPlacement, Reason
 __all__ = ["fits", "grant_for", "nominal_mib", "rank_fits"]
 
 
-def _card_view(request: Request, gpu: Gpu, taken: Sequence[Slice], policy: Policy) -> CardView:
+def _card_view(request: Request, gpu: Gpu, taken: Sequence[Slice], policy: Policy, node: Node | None = None) -> CardView:
     return CardView(
         gpu=gpu,
-        need=need_on(request, gpu, policy),
+        need=(None if node is None else node_mismatch(request, node)) or need_on(request, gpu, policy),
         free_mib=free_mib(gpu, taken),
         foreign_mib=foreign_counted_mib(gpu, policy),
         live=len(taken),
@@ -50,18 +53,34 @@ def fits(request: Request, node: Node, taken: Sequence[Slice], policy: Policy = 
     error = request_error(request)
     if error is not None:
         return error
+    cpu_milli, memory_mib = host_free(node)
+    short = host_short(request, cpu_milli, memory_mib)
     if request.gpu_count == 0:
-        return None if node.takes_work else refusal_reason(node)
+        return _host_fits(request, node)
     mine: dict[int, list[Slice]] = {gpu.id: [] for gpu in node.gpus}
     for part in taken:
         if part.gpu in mine:
             mine[part.gpu].append(part)
-    cards = [_card_view(request, gpu, mine[gpu.id], policy) for gpu in node.gpus]
+    cards = [_card_view(request, gpu, mine[gpu.id], policy, node) for gpu in node.gpus]
     per_node = cards_per_node(request)
-    if node.takes_work and sum(card.cause() is None for card in cards) >= per_node:
+    if node.takes_work and short is None and sum(card.cause() is None for card in cards) >= per_node:
         return None
-    view = NodeView(name=node.name, refusal=node.refusal, takes_work=node.takes_work, cards=cards)
+    view = NodeView(node.name, node.refusal, node.takes_work, cards, short, cpu_milli, memory_mib)
     return binding_reason(request, [view], per_node=per_node)
+
+
+def _host_fits(request: Request, node: Node) -> Reason | None:
+    """Whether the node takes work and its host can take one rank now; None = yes. Cards are not looked at."""
+    if not node.takes_work:
+        return refusal_reason(node)
+    mismatch = node_mismatch(request, node)
+    if mismatch is not None:
+        return mismatch
+    cpu_milli, memory_mib = host_free(node)
+    short = host_short(request, cpu_milli, memory_mib)
+    if short is None:
+        return None
+    return host_reason(request, short, [NodeView(node.name, node.refusal, node.takes_work, (), short, cpu_milli, memory_mib)])
 
 
 def rank_fits(request: Request, rank: RankPlacement, node: Node, taken: Sequence[Slice], policy: Policy = DEFAULT_POLICY) -> Reason | None:
@@ -69,10 +88,9 @@ def rank_fits(request: Request, rank: RankPlacement, node: Node, taken: Sequence
 
     A grant that could be larger by now (a neighbour has left since) is still good: it is within the rules.
     """
-    if not node.takes_work:
-        return refusal_reason(node)
-    if request.gpu_count == 0:
-        return None
+    host = _host_fits(request, node)
+    if host is not None or request.gpu_count == 0:
+        return host
     by_id = {gpu.id: gpu for gpu in node.gpus}
     asked = [grant.gpu for grant in rank.grants]
     if len(set(asked)) != len(asked) or len(asked) != cards_per_node(request):

@@ -51,7 +51,12 @@ def arch_normalise(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def model_matches(asked: str, have: str) -> bool:
-    """Whole words of the card's name, in order, case ignored: ``a100`` matches ``NVIDIA A100-SXM4-80GB``, ``A10`` does not."""
+    """Whole words of the card's name, in order, case ignored: ``a100`` matches ``NVIDIA A100-SXM4-80GB``, ``A10`` does not.
+
+    Alternatives are parted by ``|``: ``A100|H100``.
+    """
+    if "|" in asked:
+        return any(model_matches(part, have) for part in asked.split("|") if part.strip())
     want, words = (re.findall(r"[^\W_]+", text.lower()) for text in (asked, have))
     if not want:
         return asked.strip().lower() == have.strip().lower()
@@ -71,6 +76,57 @@ def kind_mismatch(request: Request, gpu: Gpu) -> Reason | None:
     return None
 
 
+@lru_cache(maxsize=4096)
+def version_key(text: str) -> tuple[int, ...]:
+    """``12.4`` as (12, 4), so that 12.10 is above 12.9; whatever is no number is left out, and trailing zeros are."""
+    numbers = [int(part) for part in re.findall(r"\d+", text)]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def node_mismatch(request: Request, node: Node) -> Reason | None:
+    """Why no card of this node can ever serve the request, whatever ends: versions, labels and size of the host; None = it can."""
+    for code, least, have in (
+        (reasons.CUDA, request.cuda_min, node.cuda_version),
+        (reasons.DRIVER, request.driver_min, node.driver_version),
+    ):
+        if least is not None and (have is None or version_key(have) < version_key(least)):
+            return Reason(code=code, params={"asked": least, "have": have})
+    for key, value in request.labels:
+        if node.labels.get(key) != value:
+            return Reason(code=reasons.LABEL, params={"asked": f"{key}={value}", "have": node.labels.get(key)})
+    cores, memory = host_total(node)
+    if request.cpu_milli is not None and (cores is None or request.cpu_milli > cores):
+        return Reason(code=reasons.NODE_CPU, params={"needed_milli": request.cpu_milli, "have_milli": cores})
+    if request.host_mem_mib is not None and (memory is None or request.host_mem_mib > memory):
+        return Reason(code=reasons.NODE_MEMORY, params={"needed_mib": request.host_mem_mib, "have_mib": memory})
+    return None
+
+
+def host_total(node: Node) -> tuple[int | None, int | None]:
+    """(thousandths of a core, MiB of host memory) of the node; None = unknown."""
+    return (None if node.cpu_cores is None else node.cpu_cores * 1000), node.memory_mib
+
+
+def host_free(node: Node) -> tuple[int | None, int | None]:
+    """What live ranks leave of ``host_total``."""
+    cores, memory = host_total(node)
+    return (
+        None if cores is None else max(cores - node.cpu_milli_held, 0),
+        None if memory is None else max(memory - node.memory_mib_held, 0),
+    )
+
+
+def host_short(request: Request, cpu_milli: int | None, memory_mib: int | None) -> str | None:
+    """The code of what the host lacks now, given what is free; None = nothing. Unknown is not enough for a request that names a number."""
+    if request.cpu_milli is not None and (cpu_milli is None or cpu_milli < request.cpu_milli):
+        return reasons.HOST_CPU
+    if request.host_mem_mib is not None and (memory_mib is None or memory_mib < request.host_mem_mib):
+        return reasons.HOST_MEMORY
+    return None
+
+
 def need_on(request: Request, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Need | Reason:
     """What the request takes from a card of this kind, whatever is on it now; a Reason if no card of this kind can ever hold it."""
     mismatch = kind_mismatch(request, gpu)
@@ -85,10 +141,13 @@ def need_on(request: Request, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Need
         return Need(mib=total, least_mib=total, max_live=1, exclusive=True)
     if asked > nominal:
         return Reason(code=reasons.GPU_TOO_SMALL, params={"needed_mib": asked, "nominal_mib": nominal})
+    if request.is_exclusive:
+        return Need(mib=total, least_mib=min(asked, total), max_live=1, exclusive=True)
     if not policy.slicing_rules:
         if asked > total:
             return Need(mib=total, least_mib=total, max_live=1, exclusive=True)
-        return Need(mib=asked, least_mib=asked, max_live=UNLIMITED_SLICES, exclusive=False)
+        # Two of half the nominal size fill a card here as well.
+        return Need(mib=asked, least_mib=max(1, asked - (nominal - total)), max_live=UNLIMITED_SLICES, exclusive=False)
     if asked > total or asked > policy.whole_above * nominal:
         # The job is alone on the card, but foreign use may leave less than all of it: it needs what it asked for.
         return Need(mib=total, least_mib=min(asked, total), max_live=1, exclusive=True)
@@ -124,7 +183,13 @@ def cards_per_node(request: Request) -> int:
 
 def request_error(request: Request) -> Reason | None:
     """A request that no cluster can serve: the API refuses it, and so does the plan."""
-    for field, value, least in (("nodes", request.nodes, 1), ("gpu_count", request.gpu_count, 0), ("gpu_mem_mib", request.gpu_mem_mib, 1)):
+    for field, value, least in (
+        ("nodes", request.nodes, 1),
+        ("gpu_count", request.gpu_count, 0),
+        ("gpu_mem_mib", request.gpu_mem_mib, 1),
+        ("cpu_milli", request.cpu_milli, 0),
+        ("host_mem_mib", request.host_mem_mib, 0),
+    ):
         if value is not None and value < least:
             return Reason(code=reasons.INVALID_REQUEST, params={"field": field, "value": value, "least": least})
     if request.gpu_count % request.nodes:

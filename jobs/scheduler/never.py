@@ -8,39 +8,73 @@ answer is "wait", not "never".
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from jobs.scheduler import reasons
-from jobs.scheduler.need import DEFAULT_POLICY, Need, cards_per_node, kind_mismatch, need_on, nominal_mib, request_error
+from jobs.scheduler.need import DEFAULT_POLICY, Need, cards_per_node, kind_mismatch, need_on, node_mismatch, nominal_mib, request_error
 from jobs.scheduler.types import Gpu, Node, Policy, Reason, Request
 
-_NEVER_KIND = {reasons.VENDOR: reasons.NEVER_VENDOR, reasons.MODEL: reasons.NEVER_MODEL, reasons.ARCH: reasons.NEVER_ARCH}
-_KIND_OF: dict[str, Callable[[Gpu], str | None]] = {
-    reasons.NEVER_VENDOR: lambda gpu: gpu.vendor,
-    reasons.NEVER_MODEL: lambda gpu: gpu.model,
-    reasons.NEVER_ARCH: lambda gpu: gpu.compute_capability,
+_NEVER_KIND = {
+    reasons.VENDOR: reasons.NEVER_VENDOR,
+    reasons.MODEL: reasons.NEVER_MODEL,
+    reasons.ARCH: reasons.NEVER_ARCH,
+    reasons.CUDA: reasons.NEVER_CUDA,
+    reasons.DRIVER: reasons.NEVER_DRIVER,
+    reasons.LABEL: reasons.NEVER_LABEL,
+    reasons.NODE_CPU: reasons.NEVER_NODE_CPU,
+    reasons.NODE_MEMORY: reasons.NEVER_NODE_MEMORY,
 }
+
+kind_of = attrgetter("vendor", "model", "compute_capability", "total_mib", "nominal_mib", "max_slices")
+"""Cards of one kind, on nodes of the same traits, answer a request alike while they are empty and in service."""
+
+
+_gpu_place = attrgetter("index", "id")
+
+
+class NodeTraits:
+    """What of a node these requests ask about: nodes that differ in nothing else are of one kind for them."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._fields: list[str] = []
+        keys: set[str] = set()
+        asked: set[str] = set()
+        for request in requests:
+            keys.update(key for key, _value in request.labels)
+            asked.update(field for name, field in _NODE_FIELDS.items() if getattr(request, name) is not None)
+        self._labels = sorted(keys)
+        self._fields = sorted(asked)
+
+    def of(self, node: Node) -> tuple[object, ...]:
+        if not self._labels and not self._fields:
+            return ()
+        return (*(getattr(node, field) for field in self._fields), *(node.labels.get(key) for key in self._labels))
+
+
+_NODE_FIELDS = {"cuda_min": "cuda_version", "driver_min": "driver_version", "cpu_milli": "cpu_cores", "host_mem_mib": "memory_mib"}
 
 
 class Inventory:
     """All known cards, counted by kind on each node, so that many requests are judged cheaply."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], traits: NodeTraits) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.id)
         self.samples: dict[object, tuple[Gpu, Node]] = {}
-        self.counts: list[tuple[Node, Counter[object]]] = []
+        #: (the first node, how many cards of each kind it has, how many nodes have just as many)
+        self.counts: list[tuple[Node, Counter[object], int]] = []
+        alike: dict[tuple[object, ...], list[Node]] = {}
         for node in self.nodes:
-            count: Counter[object] = Counter()
-            for gpu in sorted(node.gpus, key=lambda gpu: (gpu.index, gpu.id)):
-                kind = kind_of(gpu)
-                count[kind] += 1
-                self.samples.setdefault(kind, (gpu, node))
-            self.counts.append((node, count))
-
-
-def kind_of(gpu: Gpu) -> tuple[object, ...]:
-    """Cards of one kind answer a request alike while they are empty and in service."""
-    return (gpu.vendor, gpu.model, gpu.compute_capability, gpu.total_mib, gpu.nominal_mib, gpu.max_slices)
+            mine = traits.of(node)
+            kinds = []
+            for gpu in sorted(node.gpus, key=_gpu_place):
+                kind = (kind_of(gpu), mine)
+                kinds.append(kind)
+                if kind not in self.samples:
+                    self.samples[kind] = (gpu, node)
+            alike.setdefault(tuple(kinds), []).append(node)
+        for kinds_here, same in alike.items():
+            self.counts.append((same[0], Counter(kinds_here), len(same)))
 
 
 def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Policy = DEFAULT_POLICY) -> Reason | None:
@@ -48,21 +82,23 @@ def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Po
     error = request_error(request)
     if error is not None:
         return error
-    here = nodes if isinstance(nodes, Inventory) else Inventory(nodes)
+    here = nodes if isinstance(nodes, Inventory) else Inventory(nodes, NodeTraits([request]))
     if not here.nodes:
         return None
     if request.nodes > len(here.nodes):
         return Reason(code=reasons.TOO_MANY_NODES, params={"needed": request.nodes, "have": len(here.nodes)})
-    if request.gpu_count == 0 or not here.samples:
+    if request.gpu_count == 0:
+        return _host_reason(request, here)
+    if not here.samples:
         return None
 
     # 1. Is any card of the right kind, and large enough?
-    needs = {kind: need_on(request, gpu, policy) for kind, (gpu, _node) in here.samples.items()}
+    needs = {kind: node_mismatch(request, node) or need_on(request, gpu, policy) for kind, (gpu, node) in here.samples.items()}
     good = {kind for kind, need in needs.items() if isinstance(need, Need)}
     if not good:
-        right = [kind for kind in needs if kind_mismatch(request, here.samples[kind][0]) is None]
+        right = [kind for kind in needs if _mismatch(request, *here.samples[kind]) is None]
         if not right:
-            return _kind_reason(request, here)
+            return _kind_reason(request, list(here.samples.values()))
         sized = [kind for kind in right if here.samples[kind][0].total_mib]
         if not sized:
             return None
@@ -71,15 +107,15 @@ def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Po
         return Reason(code=reasons.NEVER_GPU_MEMORY, params={"needed_mib": request.gpu_mem_mib, **where})
 
     # 2. Are there enough of them on one node, and enough such nodes?
-    suitable = [(sum(number for kind, number in count.items() if kind in good), node) for node, count in here.counts]
+    suitable = [(sum(number for kind, number in count.items() if kind in good), node, times) for node, count, times in here.counts]
     per_node = cards_per_node(request)
-    enough = sum(number >= per_node for number, _node in suitable)
+    enough = sum(times for number, _node, times in suitable if number >= per_node)
     if enough >= request.nodes:
         return None
     if enough and request.nodes > 1:
         return Reason(code=reasons.NEVER_NODES, params={"needed": request.nodes, "have": enough, "per_node": per_node})
-    largest, node = max(suitable, key=lambda pair: pair[0])
-    hint = _nodes_hint(request.gpu_count, [number for number, _node in suitable])
+    largest, node, _times = max(suitable, key=lambda item: item[0])
+    hint = _nodes_hint(request.gpu_count, [number for number, _node, times in suitable for _ in range(times)])
     return Reason(code=reasons.NEVER_GPU_COUNT, params={"needed": per_node, "largest": largest, "node": node.name, "hint_nodes": hint})
 
 
@@ -88,24 +124,53 @@ def _nominal(gpu: Gpu) -> int:
     return max(gpu.nominal_mib or nominal_mib(total), total)
 
 
-def _kind_reason(request: Request, here: Inventory) -> Reason:
-    """No card passes vendor, model and arch together: name the first that no card passes, else the one that fails last."""
-    cards = [gpu for gpu, _node in here.samples.values()]
+def _mismatch(request: Request, gpu: Gpu | None, node: Node) -> Reason | None:
+    return (kind_mismatch(request, gpu) if gpu is not None else None) or node_mismatch(request, node)
+
+
+def _kind_reason(request: Request, places: Sequence[tuple[Gpu | None, Node]]) -> Reason | None:
+    """No card (or node, for a job without cards) passes all filters together: name the first that none
+    passes, else the one that fails last.
+
+    None = a host's size is not known yet: wait.
+    """
     alone = {
         reasons.VENDOR: Request(vendor=request.vendor),
         reasons.MODEL: Request(model=request.model),
         reasons.ARCH: Request(arch=request.arch),
+        reasons.CUDA: Request(cuda_min=request.cuda_min),
+        reasons.DRIVER: Request(driver_min=request.driver_min),
+        reasons.LABEL: Request(labels=request.labels),
+        reasons.NODE_CPU: Request(cpu_milli=request.cpu_milli),
+        reasons.NODE_MEMORY: Request(host_mem_mib=request.host_mem_mib),
     }
-    codes = [code for code, part in alone.items() if all(kind_mismatch(part, gpu) is not None for gpu in cards)]
+    codes = [code for code, part in alone.items() if all(_mismatch(part, *place) is not None for place in places)]
     if not codes:
         # Each is here, but never on one card: say what is short among the cards that pass the filters before it.
-        met = [mismatch.code for gpu in cards if (mismatch := kind_mismatch(request, gpu)) is not None]
+        met = [mismatch.code for place in places if (mismatch := _mismatch(request, *place)) is not None]
         codes = [max(met, key=list(alone).index)]
-        cards = [gpu for gpu in cards if (mismatch := kind_mismatch(request, gpu)) is not None and mismatch.code == codes[0]]
-    code = _NEVER_KIND[codes[0]]
-    asked = {reasons.VENDOR: request.vendor, reasons.MODEL: request.model, reasons.ARCH: request.arch}[codes[0]]
-    have = sorted({value for gpu in cards if (value := _KIND_OF[code](gpu)) is not None})
-    return Reason(code=code, params={"asked": asked, "have": have})
+        places = [place for place in places if (mismatch := _mismatch(request, *place)) is not None and mismatch.code == codes[0]]
+    code = codes[0]
+    failed = [(mismatch, node) for gpu, node in places if (mismatch := _mismatch(alone[code], gpu, node)) is not None]
+    if code in (reasons.NODE_CPU, reasons.NODE_MEMORY):
+        needed, have = ("needed_milli", "have_milli") if code == reasons.NODE_CPU else ("needed_mib", "have_mib")
+        if any(mismatch.params[have] is None for mismatch, _node in failed):
+            return None
+        mismatch, node = max(failed, key=lambda item: item[0].params[have])
+        numbers = {needed: mismatch.params[needed], have.replace("have", "largest"): mismatch.params[have]}
+        return Reason(code=_NEVER_KIND[code], params={**numbers, "node": node.name})
+    values = sorted({mismatch.params["have"] for mismatch, _node in failed if mismatch.params["have"] is not None})
+    return Reason(code=_NEVER_KIND[code], params={"asked": failed[0][0].params["asked"], "have": values})
+
+
+def _host_reason(request: Request, here: Inventory) -> Reason | None:
+    """A job without cards: whether enough hosts could ever hold a rank of it."""
+    good = sum(node_mismatch(request, node) is None for node in here.nodes)
+    if good >= request.nodes:
+        return None
+    if good:
+        return Reason(code=reasons.NEVER_NODES, params={"needed": request.nodes, "have": good, "per_node": 0})
+    return _kind_reason(request, [(None, node) for node in here.nodes])
 
 
 def _nodes_hint(gpu_count: int, suitable: Sequence[int]) -> int | None:

@@ -1,103 +1,242 @@
-"""Whose turn it is, and what is kept for a job that has to wait.
+"""Whose turn it is: the queue of one pass, in the order in which its jobs are tried.
 
-The queue: higher priority first, then the earlier submit, then the lower id.
+Named orders (``Policy.order``); in all of them the higher priority comes first (a job's own plus its QOS), and ties end at the
+earlier submit, then the lower id:
 
-Keeping cards aside. A later job may pass one that cannot run now, but must not starve it. So a blocked job keeps aside the
-cards that it waits for: per node the cards that will be free soonest, on the node (or nodes) where that is earliest. No later
-job gets a card that is kept aside, not even while it is free. One job per pool does so: a job whose suitable kinds of card include
-a kind already kept for another waits behind that one.
+fifo      the earlier submit
+priority  as fifo, but a waiting job gains a level of priority each ``patience_s``
+fair      lower effective weight (D3): past use (D4) × present use × predicted runtime, less for waiting
+drf       lower dominant share of the user (cards, host cores, host memory) ÷ its queue's guaranteed share
+capacity  queues below their guaranteed share first, the most below before the rest; within a queue as fair
 
-Why the head's wait is bounded: a card's time is the end of the last job that must leave it (its start + time limit; without a
-limit it comes after all with one, and the job that started first counts as ending first). A kept card takes nothing new, so
-its time never grows, and another set is chosen only if its time is earlier. All that the head waits for started before it
-became the head.
+In logarithms the effective weight of a job is a sum: a part of its owner, which grows with each placement, and a part of the job,
+which does not. So the jobs of one owner are sorted once, and a heap holds each owner's next job.
 
-Nothing is kept for a job that is held, can never run, or waits for what no end of a job brings: cards or nodes out of
-service, foreign use, quarantined memory. Part of the design: easy to replace by a backfill with a forward reservation.
+Bound on passing over: a job that has waited ``patience_s``, and as long again as it may run, comes before all others, whatever
+its order says; the oldest of these at any time. Twice that, and only limits are trusted until it starts (backfill.py).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 
-from jobs.scheduler.need import Need
-from jobs.scheduler.pool import Pool, PoolCard, Shape
-from jobs.scheduler.types import Job, Policy, Slice, Snapshot
+from jobs.scheduler.fairshare import Shares
+from jobs.scheduler.pool import Pool
+from jobs.scheduler.predict import likely_s, longest_s
+from jobs.scheduler.types import Job, Policy, Request, Snapshot
 
-ORDERS = ("fifo",)
-#: When a job ends: (end by its limit, start), both seconds; least = soonest. (inf, start) without a limit.
-EndKey = tuple[float, float]
-FREE_NOW: EndKey = (-math.inf, -math.inf)
-RELEASING: EndKey = (-math.inf, 0.0)  # its job has ended: the card waits for its memory only
-OVERDUE: EndKey = (math.inf, math.inf)
-#: A job that lives so long past its limit is stuck; nobody knows when it ends.
-OVERDUE_AFTER_S = 300
+ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
+Key = tuple[float, ...]
+Item = tuple[float, float, int, Job]  # (own part of the key, submit, id, job): sorted, least first
+_item_key = itemgetter(0, 1, 2)
 
 
-def queue_order(jobs: Iterable[Job], policy: Policy) -> list[Job]:
-    """The jobs in the order in which they are tried. Raises ValueError for an order that does not exist."""
-    if policy.order not in ORDERS:
-        raise ValueError(f"Policy.order is {policy.order!r}; it can be {', '.join(ORDERS)}.")
-    return sorted(jobs, key=lambda job: (-job.priority, job.submitted, job.id))
+class WaitingLine:
+    """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key."""
+
+    __slots__ = ("at", "items", "priority", "project", "queue", "user")
+
+    def __init__(self, priority: int, user: int, project: int, queue: str) -> None:
+        self.priority = priority
+        self.user = user
+        self.project = project
+        self.queue = queue
+        self.items: list[Item] = []
+        self.at = 0
 
 
-class Ends:
-    """When each live job may end, those placed in this pass included."""
+class JobQueue:
+    """Iterate over it once; call ``placed`` for each job that was placed, before asking for the next one.
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._now = snapshot.now
-        self._by_job: dict[int, EndKey] = {run.job: self._key(run.started, run.time_limit_s) for run in snapshot.running}
+    A queue that the policy does not know counts as its first, a QOS as none. Raises ValueError for an order that does not exist.
+    """
 
-    def _key(self, started: float, limit_s: int | None) -> EndKey:
-        if limit_s is None:
-            return (math.inf, started)
-        return (started + limit_s, started) if self._now < started + limit_s + OVERDUE_AFTER_S else OVERDUE
+    def __init__(self, snapshot: Snapshot, policy: Policy, pool: Pool) -> None:
+        if policy.order not in ORDERS:
+            raise ValueError(f"Policy.order is {policy.order!r}; it can be {', '.join(ORDERS)}.")
+        self._snapshot = snapshot
+        self._policy = policy
+        self._qos = dict(policy.qos)
+        self._guaranteed = {queue.name: queue for queue in policy.queues}
+        self._first_queue = policy.queues[0].name if policy.queues else ""
+        self.shares = Shares(snapshot, policy, pool) if policy.order in ("fair", "drf", "capacity") else None
+        self._all_lines = [] if self.shares is None else self._lines(self.shares)
+        self._first: Job | None = None  # the overdue job whose turn it is
+        self._is_served = False
 
-    def add(self, job: Job) -> None:
-        self._by_job[job.id] = self._key(self._now, job.time_limit_s)
+    # The bound
 
-    def of(self, part: Slice) -> EndKey | None:
-        """None = quarantined, or no job owns it: nothing that ends will free it."""
-        if part.job is None or part.is_quarantined:
+    def _overdue(self) -> list[Job]:
+        """The jobs that have been passed over for too long, oldest first."""
+        now, latest = self._snapshot.now, self._snapshot.now - self._policy.patience_s
+        found = [job for job in self._snapshot.jobs if job.submitted <= latest and now - job.submitted >= self._patience(job)]
+        return sorted(found, key=lambda job: (job.submitted, job.id))
+
+    def _patience(self, job: Job) -> float:
+        return self._policy.patience_s + longest_s(job.time_limit_s, job.predicted_s, self._policy, strict=False)
+
+    def is_overdue(self, job: Job) -> bool:
+        """Whether it is this job's turn because it was passed over for too long."""
+        return job is self._first
+
+    def is_strict(self, job: Job) -> bool:
+        """Whether predictions are not trusted any more: an overdue job has waited twice as long as it should."""
+        return job is self._first and self._snapshot.now - job.submitted >= 2 * self._patience(job)
+
+    def kept_for(self, job: Job) -> None:
+        """Tell that cards are kept for the job."""
+        self._is_served |= job is self._first
+
+    # The order
+
+    def _priority(self, job: Job) -> int:
+        return job.priority + (self._qos.get(job.qos, 0) if job.qos else 0)
+
+    def queue_of(self, job: Job) -> str:
+        return job.queue if job.queue in self._guaranteed else self._first_queue
+
+    def __iter__(self) -> Iterator[Job]:
+        # One overdue job a pass: where all are overdue, the order still counts. One that nothing can be kept for is in nobody's way.
+        tried: set[int] = set()
+        for job in self._overdue():
+            if job.hold is None:
+                self._first = job
+                tried.add(job.id)
+                yield job
+                if self._is_served:
+                    break
+        self._first = None
+        for job in self._sorted() if self.shares is None else self._by_shares(self.shares):
+            if job.id not in tried:
+                yield job
+
+    def _sorted(self) -> Iterator[Job]:
+        if self._policy.order == "fifo":
+            yield from sorted(self._snapshot.jobs, key=lambda job: (-self._priority(job), job.submitted, job.id))
+            return
+        now, level = self._snapshot.now, max(self._policy.patience_s, 1.0)
+        yield from sorted(
+            self._snapshot.jobs,
+            key=lambda job: (-self._priority(job) - int(max(now - job.submitted, 0.0) / level), job.submitted, job.id),
+        )
+
+    def _by_shares(self, shares: Shares) -> Iterator[Job]:
+        base = self._base_of(shares)
+        adds = self._policy.order != "drf"  # the two parts of the key are added up, or compared one after the other
+        lines = self._all_lines
+        known: list[tuple[int, Key, float]] = [(-1, (), 0.0)] * len(lines)  # (shares' version, first part, what is added) of each line
+
+        def key(number: int, line: WaitingLine) -> Key:
+            version, first, add = known[number]
+            if version != shares.version:
+                first, add = base(line)
+                known[number] = (shares.version, first, add)
+            item = line.items[line.at]
+            return (*first, add + item[0], item[1], item[2]) if adds else (*first, add, item[1], item[2])
+
+        heap = [(key(number, line), number, line) for number, line in enumerate(lines)]
+        heapq.heapify(heap)
+        while heap:
+            stale, number, line = heap[0]
+            if known[number][0] != shares.version:
+                now = key(number, line)
+                if now > stale:
+                    # Its owner has got something since: keys only grow within a pass.
+                    heapq.heapreplace(heap, (now, number, line))
+                    continue
+            job = line.items[line.at][3]
+            line.at += 1
+            if line.at < len(line.items):
+                heapq.heapreplace(heap, (key(number, line), number, line))
+            else:
+                heapq.heappop(heap)
+            yield job
+
+    def _lines(self, shares: Shares) -> list[WaitingLine]:
+        """The waiting jobs by owner, each sorted; settles the shares."""
+        policy = self._policy
+        is_short_first = policy.order != "drf"
+        fold, floor = max(policy.age_fold_s, 1.0), max(policy.short_floor_s, 1.0)
+        has_queues = policy.order != "fair"
+        lines: dict[tuple[int, int, int, str], WaitingLine] = {}
+        waiting: dict[tuple[int, int, Request], int] = {}
+        times: dict[tuple[int, int, int], int] = {}
+        samples: dict[int, Request] = {}
+        log = math.log
+        qos = self._qos
+        for job in self._snapshot.jobs:
+            queue = self.queue_of(job) if has_queues else ""
+            priority = job.priority + (qos.get(job.qos, 0) if job.qos else 0)
+            where = (priority, job.user, job.project, queue)
+            line = lines.get(where)
+            if line is None:
+                line = lines[where] = WaitingLine(*where)
+            at = job.submitted
+            own = log(max(likely_s(job), floor)) + at / fold if is_short_first else at
+            line.items.append((own, at, job.id, job))
+            if job.hold is None:
+                # Equal requests are mostly one object: that saves hashing each.
+                request = job.request
+                samples[id(request)] = request
+                what = (job.user, job.project, id(request))
+                times[what] = times.get(what, 0) + 1
+        for (user, project, key), count in times.items():
+            kind = (user, project, samples[key])
+            waiting[kind] = waiting.get(kind, 0) + count
+        shares.settle(waiting)
+        found = [lines[where] for where in sorted(lines)]
+        for line in found:
+            line.items.sort(key=_item_key)
+        return found
+
+    def _base_of(self, shares: Shares) -> Callable[[WaitingLine], tuple[Key, float]]:
+        """The owner's part of a job's key."""
+        order = self._policy.order
+        if order == "fair":
+            return lambda line: ((-line.priority,), shares.log_weight(line.user, line.project))
+        if order == "drf":
+            return lambda line: ((-line.priority,), shares.dominant_share(line.user) / self._queue_weight(line.queue))
+        return lambda line: ((-line.priority, self._queue_load(shares, line.queue)), shares.log_weight(line.user, line.project))
+
+    def _queue_weight(self, name: str) -> float:
+        queue = self._guaranteed.get(name)
+        return max(queue.guaranteed, 1e-9) if queue is not None else 1.0
+
+    def _queue_load(self, shares: Shares, name: str) -> float:
+        """Held ÷ guaranteed."""
+        return shares.queues.get(name, 0.0) / (self._queue_weight(name) * max(shares.capacity, 1.0))
+
+    # What the pass asks
+
+    def placed(self, job: Job) -> None:
+        self._is_served |= job is self._first
+        if self.shares is not None:
+            self.shares.take(job.user, job.project, self.queue_of(job), job.request)
+
+    def must_leave(self, job: Job) -> bool:
+        """Whether an owner at its fair share leaves free cards to those below theirs (fair, capacity): a long job can't be taken back."""
+        shares = self.shares
+        if shares is None or self._policy.order == "drf" or job is self._first or likely_s(job) <= self._policy.borrow_s:
+            return False
+        return shares.must_leave(job.user, job.request)
+
+    def held_and_share(self, job: Job) -> tuple[float, float]:
+        """What the job's user holds, and its fair share: cards."""
+        if self.shares is None:
+            return 0.0, 0.0
+        users = self.shares.users
+        return users.held.get(job.user, 0.0), users.share.get(job.user, 0.0)
+
+    def queue_room(self, job: Job) -> tuple[str, float, float] | None:
+        """(queue, cards held, cards that it may hold) if the job would take its queue above its most; None = there is room."""
+        if self.shares is None or self._policy.order != "capacity":
             return None
-        return self._by_job.get(part.job, RELEASING)
-
-
-def free_at(card: PoolCard, need: Need, ends: Ends) -> EndKey | None:
-    """When the card could take the need, if nothing new were put on it; None = the end of no job brings that."""
-    free, live = card.free_mib, card.live
-    if need.take(free_mib=free, live=live) is not None:
-        return FREE_NOW
-    dated = [(key, part.job or 0, part.mib) for part in card.slices if (key := ends.of(part)) is not None]
-    for key, _job, mib in sorted(dated):
-        free += mib
-        live -= 1
-        if need.take(free_mib=free, live=live) is not None:
-            return key
-    return None
-
-
-def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> list[PoolCard] | None:
-    """The cards to keep for a blocked request; None = keep nothing: another job of its pool keeps some, or no end of a job helps."""
-    good = {kind: need for kind, need in enumerate(shape.needs) if isinstance(need, Need)}
-    if not pool.kept_kinds.isdisjoint(good):
-        return None
-    k, wanted = shape.per_node, shape.request.nodes
-    found: list[tuple[EndKey, int, list[PoolCard]]] = []
-    for node in pool.nodes:
-        if not node.node.takes_work:
-            continue
-        dated: list[tuple[EndKey, float, int, int, PoolCard]] = []
-        for card in node.cards:
-            need = good.get(card.kind)
-            if need is not None and card.is_open and (when := free_at(card, need, ends)) is not None:
-                dated.append((when, -card.score(), card.gpu.index, card.gpu.id, card))
-        if len(dated) >= k:
-            chosen = heapq.nsmallest(k, dated)
-            found.append((chosen[-1][0], node.node.id, [item[4] for item in chosen]))
-    if len(found) < wanted:
-        return None
-    found.sort(key=lambda item: item[:2])
-    return [card for _key, _node, cards in found[:wanted] for card in cards]
+        name = self.queue_of(job)
+        queue = self._guaranteed.get(name)
+        if queue is None or queue.most >= 1.0:
+            return None
+        held, most = self.shares.queues.get(name, 0.0), queue.most * self.shares.capacity
+        return None if held + self.shares.cards(job.request) <= most + 1e-6 else (name, held, most)

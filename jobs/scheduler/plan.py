@@ -5,104 +5,155 @@ INVARIANT: the same snapshot and policy give the same plan, in whatever order no
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
+
 from jobs.scheduler import reasons
-from jobs.scheduler.binding import binding_reason, refusal_code, refusal_reason
-from jobs.scheduler.need import cpu_ranks_max, request_error
-from jobs.scheduler.never import Inventory, never_reason
-from jobs.scheduler.order import Ends, cards_waited_for, queue_order
-from jobs.scheduler.pool import Pool
+from jobs.scheduler.backfill import Ends, Reservations
+from jobs.scheduler.order import JobQueue
+from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
 
+#: The reason of every refusal of a plan that was asked not to explain.
+UNEXPLAINED = Reason(code="waiting")
 
-def plan(snapshot: Snapshot, policy: Policy) -> Plan:
-    """Decide the pass. Raises ValueError for a ``policy.order`` that does not exist.
 
-    1. Order the queue.
-    2. A held job is refused with its hold. A request that failed before in this pass fails again: nothing is freed meanwhile.
+def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
+    """Decide the pass. Raises ValueError for an order or a strategy of the policy that does not exist.
+
+    1. Order the queue (order.py); shares count anew after each placement (fairshare.py).
+    2. A held job is refused with its hold; a job that its owner's share or its queue has no room for, with that.
+       A request that failed before in this pass fails again: nothing is freed meanwhile.
     3. Place a job on the best candidate sets, all ranks or none; its cards fill up for those after it.
-    4. A job that does not fit gets its binding reason; what it waits for is kept aside (order.py), so that no later job
-       can starve it.
+    4. A job that does not fit gets its binding reason; the first of its pool keeps what it waits for (backfill.py), and who
+       comes later gets a kept card only if it ends before it is needed.
+
+    ``explain`` False leaves the reasons out, which cost as much as the rest, for simulations. The placements are the same.
     """
-    return _Pass(snapshot, policy).run()
+    with _collector_paused():
+        return _Pass(snapshot, policy, explain=explain).run()
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A pass makes many small objects and no rubbish: looking through them all again and again costs a third of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Asked:
+    """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards."""
+
+    __slots__ = ("failed", "failed_kept", "until", "version")
+
+    def __init__(self) -> None:
+        self.failed: Reason | None = None
+        self.failed_kept: Reason | None = None
+        self.until: float | None = None  # what Reservations.until answers …
+        self.version = -1  # … when so many reservations had been made
 
 
 class _Pass:
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, *, explain: bool) -> None:
         self.snapshot = snapshot
         self.policy = policy
-        self.pool = Pool(snapshot, policy)
-        self.ends = Ends(snapshot)
-        self.inventory: Inventory | None = None
+        self.explain = explain
+        self.placer = Placer(snapshot, policy)
+        self.queue = JobQueue(snapshot, policy, self.placer.pool)
+        self.ends = Ends(snapshot, policy)
+        self.reservations = Reservations(self.placer.pool, self.ends)
+        self._asked: dict[Request, _Asked] = {}
+        self._by_object: dict[int, _Asked] = {}  # equal requests are mostly one object: that saves hashing each
 
     def run(self) -> Plan:
         placements: list[Placement] = []
         refusals: list[Refusal] = []
-        failed: dict[Request, tuple[Reason, bool]] = {}
         position = 1
-        for job in queue_order(self.snapshot.jobs, self.policy):
+        by_object = self._by_object
+        for job in self.queue:
             if job.hold is not None:
-                hold = Reason(code=job.hold, params=job.hold_params)
-                refusals.append(Refusal(job=job.id, reason=hold, position=position))
+                refusals.append(Refusal(job=job.id, reason=Reason(code=job.hold, params=job.hold_params), position=position))
                 continue
-            failure = failed.get(job.request)
-            if failure is None:
-                outcome = self._try(job)
-                if isinstance(outcome, Placement):
-                    placements.append(outcome)
-                    continue
-                failure = failed[job.request] = (outcome, outcome.code in reasons.NEVER)
-            reason, never = failure
-            refusals.append(Refusal(job=job.id, reason=reason, position=position, never=never))
+            asked = by_object.get(id(job.request)) or self._asked_of(job.request)
+            outcome = asked.failed_kept or self._try(job, asked)
+            if isinstance(outcome, Placement):
+                placements.append(outcome)
+                self.queue.placed(job)
+                if job.request.gpu_count > 0:
+                    self.ends.add(job)
+                continue
+            never = outcome.code in reasons.NEVER
+            refusals.append(Refusal(job=job.id, reason=outcome, position=position, never=never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
             position += not never
-        return Plan(placements=tuple(placements), refusals=tuple(refusals))
+        return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
 
-    def _try(self, job: Job) -> Placement | Reason:
+    def _asked_of(self, request: Request) -> _Asked:
+        found = self._asked.get(request)
+        if found is None:
+            found = self._asked[request] = _Asked()
+        self._by_object[id(request)] = found
+        return found
+
+    def _until(self, request: Request, asked: _Asked) -> float | None:
+        made = len(self.reservations.kept)
+        if asked.version != made:
+            asked.until = self.reservations.until(self.placer.pool.needs(request)) if request.gpu_count > 0 else None
+            asked.version = made
+        return asked.until
+
+    def _try(self, job: Job, asked: _Asked) -> Placement | Reason:
+        """Call only while ``asked.failed_kept`` is None."""
         request = job.request
-        if request_error(request) is not None:
-            return self._why(job)
+        # 1. May it use kept cards? If not, what failed before fails again.
+        until = self._until(request, asked)
+        passes = until is not None and self.ends.job_end(job) <= until
+        if not passes and asked.failed is not None:
+            return asked.failed
+        # 2. Who leaves room for others.
         if request.gpu_count > 0:
-            shape = self.pool.shape(request, job.avoid_nodes)
-            sets = self.pool.best_sets(shape)
-            if sets is not None:
-                self.ends.add(job)
-                return self.pool.place(job.id, shape, sets)
-        else:
-            placed = self.pool.place_cpu(job.id, nodes=request.nodes, avoid=job.avoid_nodes)
-            if placed is not None:
-                return placed
-        return self._why(job)
-
-    def _why(self, job: Job) -> Reason:
-        """The reason of a job that was not placed; keeps aside what it waits for."""
-        request = job.request
-        if self.inventory is None:
-            self.inventory = Inventory(self.snapshot.nodes)
-        never = never_reason(request, self.inventory, self.policy)
-        if never is not None:
-            return never
-        if not self.snapshot.nodes:
-            return Reason(code=reasons.NO_NODE)
-        if request.gpu_count == 0:
-            return self._why_no_nodes(request)
-        shape = self.pool.shape(request, job.avoid_nodes)
-        # Before anything is kept for this job: it is not blocked by itself.
-        reason = binding_reason(request, self.pool.views(request), per_node=shape.per_node, nodes_needed=request.nodes)
-        waited_for = cards_waited_for(shape, self.pool, self.ends)
-        if waited_for is not None:
-            self.pool.set_aside(waited_for, job.id)
+            room = self._no_room(job)
+            if room is not None:
+                return room
+        # 3. Place it.
+        placed = self.placer.place(job, takes_kept=passes)
+        if placed is not None:
+            return placed
+        reason = self._why(request)
+        if passes or reason.code in reasons.NEVER:
+            asked.failed_kept = reason
+        asked.failed = reason
+        # 4. Keep what it waits for. Only now: it is not blocked by itself.
+        if until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and request.gpu_count > 0:
+            self._keep(job)
         return reason
 
-    def _why_no_nodes(self, request: Request) -> Reason:
-        """A job without cards waits only for nodes that take work and have a core left for it."""
-        away = [item.node for item in self.pool.nodes if not item.node.takes_work]
-        if len(self.pool.nodes) - len(away) >= request.nodes:
-            free = sum(item.node.takes_work and item.has_cpu_room for item in self.pool.nodes)
-            largest = max((item.node for item in self.pool.nodes if item.node.takes_work), key=lambda node: (cpu_ranks_max(node), -node.id))
-            params = {"needed": request.nodes, "free": free, "limit": cpu_ranks_max(largest), "node": largest.name}
-            return Reason(code=reasons.CPU_BUSY, params=params)
-        if request.nodes > 1:
-            free = len(self.pool.nodes) - len(away)
-            return Reason(code=reasons.NODES_SHORT, params={"needed": request.nodes, "free": free})
-        code = refusal_code(away[0].refusal)
-        return refusal_reason(away[0], nodes=sum(refusal_code(node.refusal) == code for node in away))
+    def _why(self, request: Request) -> Reason:
+        return self.placer.why(request) if self.explain else UNEXPLAINED
+
+    def _no_room(self, job: Job) -> Reason | None:
+        full = self.queue.queue_room(job)
+        if full is not None:
+            name, held, most = full
+            return Reason(code=reasons.QUEUE_FULL, params={"queue": name, "held": round(held, 2), "most": round(most, 2)})
+        if self.queue.must_leave(job):
+            if self.explain and (never := self.placer.never(job.request)) is not None:
+                return never
+            held, share = self.queue.held_and_share(job)
+            return Reason(code=reasons.ABOVE_SHARE, params={"held": round(held, 2), "share": round(share, 2)})
+        return None
+
+    def _keep(self, job: Job) -> None:
+        if not self.snapshot.nodes:
+            return
+        self.ends.is_strict = self.queue.is_strict(job)
+        if self.reservations.keep_for(job, self.placer.shape(job.request, job.avoid_nodes)):
+            self.queue.kept_for(job)
+        else:
+            self.ends.is_strict = False

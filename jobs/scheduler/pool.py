@@ -1,65 +1,134 @@
-"""The cards and nodes of one pass, as they fill up, and the best free set for a request: the index that makes a pass cheap.
+"""The cards and nodes of one pass, as they fill up.
 
-Nothing is freed within a pass. So a request that failed once fails again, and cards only ever fill. Per distinct request a
-``Shape`` keeps a heap of candidates that is caught up lazily from a log of changed cards; entries carry the version of their
-card or node and are dropped when stale. A pass costs about (distinct requests × open cards) + (placements × distinct requests).
+Nothing is freed within a pass. So a request that failed once fails again, and cards only ever fill.
 
-INVARIANT: a card's ``version`` grows with each change of it, a node's with each change of one of its cards.
+INVARIANT: each change of a card or of a node's host is in ``Pool.log``; a node's ``version`` grows with each change of it.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from jobs.scheduler.binding import CardView, NodeView
-from jobs.scheduler.need import Need, cards_per_node, cpu_ranks_max, foreign_counted_mib, need_on
-from jobs.scheduler.never import kind_of
-from jobs.scheduler.score import TOPOLOGY_WEIGHT, WEIGHTS, card_score, slice_fragmentation, whole_fragmentation
-from jobs.scheduler.topology import ROUND, Nearness, choose_set, pair_nearness
+from jobs.scheduler.fragmentation import Mix, State, mix_of
+from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, host_short, need_on, node_mismatch
+from jobs.scheduler.never import NodeTraits, kind_of
+from jobs.scheduler.score import STRATEGIES, card_score, is_strained, node_score
+from jobs.scheduler.topology import Nearness, pair_nearness
 from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot
+
+if TYPE_CHECKING:
+    from jobs.scheduler.candidates import Bucket, Candidate, Shape
+
+_gpu_key = attrgetter("index", "id")
+_request_of = attrgetter("request")
+
+
+#: All that a reason says of a card, or depends on.
+Look = tuple[int, int, int, int, int | None, str, int]
 
 
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off."""
 
-    __slots__ = ("aside_for", "base", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node", "slices", "version")
+    __slots__ = (
+        "_added", "_first", "_strained", "aside_for", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node",
+        "points",
+    )  # fmt: skip
 
-    def __init__(self, gpu: Gpu, node: PoolNode, kind: int, slices: list[Slice], policy: Policy) -> None:
+    def __init__(self, gpu: Gpu, node: PoolNode, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int) -> None:
         self.gpu = gpu
         self.node = node
         self.kind = kind
-        self.slices = slices
         self.live = len(slices)
-        self.foreign_mib = foreign_counted_mib(gpu, policy)
-        used = self.foreign_mib
-        for part in slices:
-            used += part.mib if not part.exclusive else gpu.total_mib or 0
-        self.free_mib = (gpu.total_mib or 0) - used
+        self.free_mib = free_mib
+        self.foreign_mib = foreign_mib
         self.is_open = gpu.is_schedulable and node.node.takes_work
         self.aside_for: int | None = None
-        self.version = 0
-        self.base: float | None = None
+        self.bucket: Bucket | None = None
+        self.points: float | None = None
+        self._strained: bool | None = None
+        self._first = slices
+        self._added: list[tuple[int, int, bool]] = []
 
-    def can_take(self, need: Need) -> bool:
-        """Whether the need fits now and the card is not kept for another job."""
-        return self.live < need.max_live and self.free_mib >= need.least_mib and self.is_open and self.aside_for is None
+    def can_take(self, need: Need, *, kept: bool = False) -> bool:
+        """Whether the need fits now and the card is not kept for another job; ``kept``: kept cards are good as well."""
+        return self.live < need.max_live and self.free_mib >= need.least_mib and self.is_open and (kept or self.aside_for is None)
+
+    def state(self) -> State:
+        return (self.kind, self.free_mib, self.live)
+
+    def is_empty(self) -> bool:
+        """Whether a job that wants a whole card could have it now."""
+        return self.live == 0 and self.foreign_mib == 0 and self.is_open and self.aside_for is None
 
     def score(self) -> float:
-        if self.base is None:
-            self.base = card_score(self.gpu)
-        return self.base
+        """The part of the score that no placement changes."""
+        if self.points is None:
+            self.points = card_score(self.gpu) + self.node.points
+        return self.points
 
-    def view(self, need: Need | Reason) -> CardView:
-        free = self.free_mib + self.foreign_mib
-        return CardView(self.gpu, need, max(free, 0), self.foreign_mib, self.live, self.aside_for)
+    def is_strained(self) -> bool:
+        """As the pass began: what it places itself strains nothing yet."""
+        if self._strained is None:
+            self._strained = is_strained(self.gpu, live=len(self._first))
+        return self._strained
+
+    def look(self) -> Look:
+        return (self.kind, self.free_mib, self.live, self.foreign_mib, self.aside_for, self.gpu.state, self.gpu.index)
+
+    @property
+    def slices(self) -> list[Slice]:
+        """All that lives on the card now, what this pass has placed included."""
+        gpu = self.gpu.id
+        return [*self._first, *(Slice(gpu=gpu, mib=mib, exclusive=whole, job=job) for job, mib, whole in self._added)]
+
+    def take(self, job: int, mib: int, *, exclusive: bool) -> None:
+        self._added.append((job, mib, exclusive))
+        self.live += 1
+        self.free_mib -= mib
+
+
+class _CardViews(dict[int, CardView]):
+    """How one request sees a card, by the number of its look: of the card itself a reason says nothing that is not in it."""
+
+    def __init__(self, needs: Sequence[Need | Reason], numbers: Mapping[Look, int]) -> None:
+        super().__init__()
+        self._needs = needs
+        self._numbers = numbers
+        self.cards: Sequence[PoolCard] = ()  # of the node that is looked at now
+
+    def __missing__(self, look: int) -> CardView:
+        card = next(card for card in self.cards if self._numbers[card.look()] == look)
+        free = max(card.free_mib + card.foreign_mib, 0)
+        view = self[look] = CardView(card.gpu, self._needs[card.kind], free, card.foreign_mib, card.live, card.aside_for)
+        return view
 
 
 class PoolNode:
-    """A node and its cards, in index order. ``empty`` = cards that could go to a whole-card job now."""
+    """A node and its cards, in index order. ``empty`` = cards that could go to a whole-card job now.
 
-    __slots__ = ("_near", "cards", "cpu_ranks", "empty", "node", "version")
+    ``cpu_milli`` and ``memory_mib``: what the host has free; None = unknown.
+    """
+
+    __slots__ = (
+        "_near",
+        "_points",
+        "cards",
+        "cpu_milli",
+        "cpu_ranks",
+        "empty",
+        "host",
+        "is_uniform",
+        "look",
+        "looks",
+        "memory_mib",
+        "node",
+        "version",
+    )
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -67,11 +136,27 @@ class PoolNode:
         self.empty = 0
         self.version = 0
         self.cpu_ranks = node.live_cpu_ranks
+        self.cpu_milli, self.memory_mib = host_free(node)
+        self.host: int | None = None  # the mix's class of it; None = to be asked for again
+        self.is_uniform = True  # cards of one kind
+        self.look = -1  # the number of how the node looks (Pool.views); -1 = to be looked at again
+        self.looks: tuple[int, ...] = ()
+        self._points: float | None = None
         self._near: tuple[Nearness | None, float] | None = None
 
     @property
     def has_cpu_room(self) -> bool:
         return self.cpu_ranks < cpu_ranks_max(self.node)
+
+    @property
+    def points(self) -> float:
+        if self._points is None:
+            self._points = node_score(self.node)
+        return self._points
+
+    def empty_of(self, kind: int) -> int:
+        """Empty cards of one kind."""
+        return self.empty if self.is_uniform else sum(card.kind == kind and card.is_empty() for card in self.cards)
 
     def near(self) -> tuple[Nearness | None, float]:
         if self._near is None:
@@ -79,259 +164,174 @@ class PoolNode:
         return self._near
 
 
-class Candidate:
-    """The best set of cards for one rank on one node. ``key`` orders candidates: least is best, and no two are equal."""
-
-    __slots__ = ("cards", "key", "node", "version")
-
-    def __init__(self, key: tuple[float, ...], node: PoolNode, cards: Sequence[PoolCard], version: int) -> None:
-        self.key = key
-        self.node = node
-        self.cards = cards
-        self.version = version
-
-    def __lt__(self, other: Candidate) -> bool:
-        return self.key < other.key
-
-
-class Shape:
-    """One distinct request within the pass: its needs by card kind, and its heap of candidates."""
-
-    __slots__ = ("avoid", "by_card", "has_exclusive", "heap", "needs", "per_node", "request", "seen")
-
-    def __init__(self, request: Request, avoid: frozenset[int], needs: list[Need | Reason]) -> None:
-        self.request = request
-        self.avoid = avoid
-        self.needs = needs
-        self.per_node = cards_per_node(request)
-        good = [need for need in needs if isinstance(need, Need)]
-        self.has_exclusive = any(need.exclusive for need in good)
-        # One slice: cards are ranked one by one. Else nodes are, as a set's worth depends on its neighbours.
-        self.by_card = self.per_node == 1 and not self.has_exclusive
-        self.heap: list[Candidate] | None = None
-        self.seen = 0
-
-
 class Pool:
-    """Everything that one pass fills up. Built from a snapshot; the order of its nodes, cards and slices does not matter."""
+    """Everything that one pass fills up. Built from a snapshot; the order of its nodes, cards and slices does not matter.
+
+    Raises ValueError for a ``policy.strategy`` that does not exist.
+    """
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        if policy.strategy not in STRATEGIES:
+            raise ValueError(f"Policy.strategy is {policy.strategy!r}; it can be {', '.join(STRATEGIES)}.")
         self.policy = policy
         self.nodes: list[PoolNode] = []
-        self.kinds: list[Gpu] = []  # one sample of each kind
+        self.kinds: list[Gpu] = []  # one sample of each kind …
+        self.kind_nodes: list[Node] = []  # … and of the node it is on
         self.kept_kinds: set[int] = set()  # kinds of which some card is kept for a waiting job
-        self.log: list[PoolCard] = []
-        self.cpu_heap: list[tuple[float, int, int, int, PoolNode]] | None = None
-        self._tick = count()
-        self._shapes: dict[tuple[Request, frozenset[int]], Shape] = {}
-        self._needs: dict[Request, list[Need | Reason]] = {}
+        self.log: list[PoolNode] = []
+        self._needs: dict[int, list[Need | Reason]] = {}
+        self._mix: Mix | None = None
+        self._look_numbers: dict[object, int] = {}
+        self._card_looks: dict[Look, int] = {}
+        self._known_mix = snapshot.mix
+        # Equal requests are mostly one object: counting objects first saves hashing each.
+        requests = [*map(_request_of, snapshot.jobs)]
+        by_id = dict(zip(map(id, requests), requests, strict=True))
+        self.requests: Counter[Request] = Counter()
+        self._numbers: dict[int, int] = {}  # by the request's identity; the snapshot keeps the objects alive
+        self._number_of: dict[Request, int] = {}
+        for key, times in Counter(map(id, requests)).items():
+            request = by_id[key]
+            self.requests[request] += times
+            self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
+        self.traits = NodeTraits(self.requests)
+        self._build(snapshot)
+
+    def _build(self, snapshot: Snapshot) -> None:
         taken: dict[int, list[Slice]] = {}
         for part in snapshot.slices:
-            taken.setdefault(part.gpu, []).append(part)
+            if part.gpu in taken:
+                taken[part.gpu].append(part)
+            else:
+                taken[part.gpu] = [part]
+        nothing: list[Slice] = []
+        policy = self.policy
         kind_at: dict[object, int] = {}
-        for node in sorted(snapshot.nodes, key=lambda item: item.id):
-            pool_node = PoolNode(node)
-            self.nodes.append(pool_node)
-            for gpu in sorted(node.gpus, key=lambda item: (item.index, item.id)):
-                key = kind_of(gpu)
-                kind = kind_at.setdefault(key, len(self.kinds))
-                if kind == len(self.kinds):
+        for node in sorted(snapshot.nodes, key=attrgetter("id")):
+            item = PoolNode(node)
+            self.nodes.append(item)
+            traits = self.traits.of(node)
+            first_kind = -1
+            for gpu in sorted(node.gpus, key=_gpu_key):
+                key = (kind_of(gpu), traits)
+                kind = kind_at.get(key)
+                if kind is None:
+                    kind = kind_at[key] = len(self.kinds)
                     self.kinds.append(gpu)
-                card = PoolCard(gpu, pool_node, kind, taken.get(gpu.id, []), policy)
-                pool_node.cards.append(card)
-                pool_node.empty += card.live == 0 and card.is_open
+                    self.kind_nodes.append(node)
+                if first_kind < 0:
+                    first_kind = kind
+                elif kind != first_kind:
+                    item.is_uniform = False
+                foreign = foreign_counted_mib(gpu, policy) if gpu.foreign_mib else 0
+                total = gpu.total_mib or 0
+                slices = taken.get(gpu.id, nothing)
+                free = total - foreign
+                for part in slices:
+                    free -= total if part.exclusive else part.mib
+                card = PoolCard(gpu, item, kind, slices, free, foreign)
+                item.cards.append(card)
+                if not slices and not foreign and card.is_open:
+                    item.empty += 1
 
     # Requests
 
-    def shape(self, request: Request, avoid: frozenset[int]) -> Shape:
-        key = (request, avoid)
-        found = self._shapes.get(key)
-        if found is None:
-            found = self._shapes[key] = Shape(request, avoid, self.needs(request))
-        return found
+    def number(self, request: Request) -> int:
+        """Equal requests have one number: a cheap key, where hashing the request itself would cost more than the work it saves."""
+        found = self._numbers.get(id(request))
+        # Not of this snapshot's jobs: its identity may be used again.
+        return self._number_of.setdefault(request, len(self._number_of)) if found is None else found
 
     def needs(self, request: Request) -> list[Need | Reason]:
         """What the request takes from a card of each kind, by ``PoolCard.kind``."""
-        found = self._needs.get(request)
+        number = self.number(request)
+        found = self._needs.get(number)
         if found is None:
-            found = self._needs[request] = [need_on(request, gpu, self.policy) for gpu in self.kinds]
+            found = self._needs[number] = [
+                node_mismatch(request, node) or need_on(request, gpu, self.policy)
+                for gpu, node in zip(self.kinds, self.kind_nodes, strict=True)
+            ]
         return found
 
+    @property
+    def mix(self) -> Mix:
+        """What comes, as packing sees it: made when first asked for."""
+        if self._mix is None:
+            self._mix = Mix(mix_of(self._known_mix or self.requests.items()), self.kinds, self.needs, is_sliced=self.policy.slicing_rules)
+        return self._mix
+
+    def host_of(self, node: PoolNode) -> int:
+        if node.host is None:
+            node.host = self.mix.host_class(node.cpu_milli, node.memory_mib)
+        return node.host
+
     def views(self, request: Request) -> Iterable[NodeView]:
-        """The pool as the request sees it, for ``binding_reason``."""
+        """The pool as the request sees it, for ``binding_reason``: nodes that look alike are one view, by the first of them."""
         needs = self.needs(request)
+        has_host = request.cpu_milli is not None or request.host_mem_mib is not None
+        numbers = self._look_numbers
+        groups: dict[object, list[PoolNode]] = {}
         for item in self.nodes:
+            number = item.look
+            if number < 0:
+                looks = self._card_looks
+                item.looks = tuple([looks.setdefault(card.look(), len(looks)) for card in item.cards])
+                number = item.look = numbers.setdefault((item.node.takes_work, item.node.refusal, item.looks), len(numbers))
+            key = (number, item.cpu_milli, item.memory_mib) if has_host else number
+            if key in groups:
+                groups[key].append(item)
+            else:
+                groups[key] = [item]
+        views = _CardViews(needs, self._card_looks)
+        for alike in groups.values():
+            item = alike[0]
             node = item.node
-            yield NodeView(node.name, node.refusal, node.takes_work, [card.view(needs[card.kind]) for card in item.cards])
+            views.cards = item.cards
+            cards = [views[look] for look in item.looks]
+            short = host_short(request, item.cpu_milli, item.memory_mib) if has_host else None
+            yield NodeView(node.name, node.refusal, node.takes_work, cards, short, item.cpu_milli, item.memory_mib, times=len(alike))
 
-    # Candidates
-
-    def best_sets(self, shape: Shape) -> list[Candidate] | None:
-        """The best card set on each of ``request.nodes`` distinct nodes; None = there are not so many now. Nothing is taken yet."""
-        wanted = shape.request.nodes
-        if wanted > 1:
-            return self._best_nodes(shape, wanted)
-        heap = self._caught_up(shape)
-        while heap:
-            top = heap[0]
-            if top.version == (top.cards[0].version if shape.by_card else top.node.version):
-                return [top]
-            heapq.heappop(heap)
-        return None
-
-    def _best_nodes(self, shape: Shape, wanted: int) -> list[Candidate] | None:
-        """Several nodes: the best of one model if there are enough of those, else mixed."""
-        found = sorted(item for node in self.nodes if (item := self._on_node(shape, node)) is not None)
-        if len(found) < wanted:
-            return None
-        by_model: dict[tuple[str, ...], list[Candidate]] = {}
-        for item in found:
-            by_model.setdefault(tuple(sorted({card.gpu.model for card in item.cards})), []).append(item)
-        uniform = [group[:wanted] for model, group in by_model.items() if len(model) == 1 and len(group) >= wanted]
-        return min(uniform, key=lambda group: [item.key for item in group]) if uniform else found[:wanted]
-
-    def _caught_up(self, shape: Shape) -> list[Candidate]:
-        """The shape's heap, with all changes since its last use worked in."""
-        if shape.heap is None:
-            if shape.by_card:
-                cards = (card for node in self.nodes if node.node.takes_work for card in node.cards)
-                heap = [item for card in cards if (item := self._on_card(shape, card)) is not None]
-            else:
-                heap = [item for node in self.nodes if (item := self._on_node(shape, node)) is not None]
-            heapq.heapify(heap)
-            shape.heap = heap
-        elif shape.seen < len(self.log):
-            changed = self.log[shape.seen :]
-            if shape.by_card:
-                fresh = [self._on_card(shape, card) for card in dict.fromkeys(changed)]
-            else:
-                fresh = [self._on_node(shape, node) for node in dict.fromkeys(card.node for card in changed)]
-            for item in fresh:
-                if item is not None:
-                    heapq.heappush(shape.heap, item)
-        shape.seen = len(self.log)
-        return shape.heap
-
-    def _on_card(self, shape: Shape, card: PoolCard) -> Candidate | None:
-        need = shape.needs[card.kind]
-        if not isinstance(need, Need) or not card.can_take(need):
-            return None
-        tier, score = self._rank(card, need, taken=1)
-        node = card.node
-        key = (node.node.id in shape.avoid, tier, -round(score, ROUND), node.node.id, card.gpu.index, card.gpu.id, next(self._tick))
-        return Candidate(key, node, (card,), card.version)
-
-    def _on_node(self, shape: Shape, node: PoolNode) -> Candidate | None:
-        k = shape.per_node
-        if not node.node.takes_work:
-            return None
-        able: list[tuple[PoolCard, Need]] = []
-        for card in node.cards:
-            need = shape.needs[card.kind]
-            if isinstance(need, Need) and card.can_take(need):
-                able.append((card, need))
-        if len(able) < k:
-            return None
-        ranked = []
-        for card, need in able:
-            tier, score = self._rank(card, need, taken=k)
-            ranked.append((tier, -round(score, ROUND), card.gpu.index, card.gpu.id, card))
-        ranked.sort(key=lambda item: item[:4])
-        near, nearness = node.near() if k > 1 else (None, 1.0)
-        if near is None:
-            chosen = ranked[:k]
-        else:
-            by_id = {item[3]: item for item in ranked}
-            # A whole tier outweighs any score.
-            ids, nearness = choose_set(list(by_id), [-item[0] - item[1] for item in ranked], k, near)
-            chosen = [by_id[gpu_id] for gpu_id in ids]
-        score = -sum(item[1] for item in chosen) / k
-        if k > 1:
-            score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
-        tier = max(item[0] for item in chosen)
-        key = (node.node.id in shape.avoid, tier, -round(score, ROUND), node.node.id, next(self._tick))
-        cards = sorted((item[4] for item in chosen), key=lambda card: (card.gpu.index, card.gpu.id))
-        return Candidate(key, node, cards, node.version)
-
-    @staticmethod
-    def _rank(card: PoolCard, need: Need, *, taken: int) -> tuple[int, float]:
-        """(tier, score) of one card: tier 0 = a slice on a card that is partly used already; score in [0, 1]."""
-        total = card.gpu.total_mib or 1
-        if need.exclusive:
-            asked = need.least_mib
-            frag = whole_fragmentation(total_mib=total, needed_mib=asked, empty=card.node.empty, taken=taken, cards=len(card.node.cards))
-            return 1, card.score() + WEIGHTS["fragmentation"] * frag
-        free = card.free_mib
-        frag = slice_fragmentation(total_mib=total, free_mib=free, taken_mib=min(need.mib, free))
-        return int(card.live == 0), card.score() + WEIGHTS["fragmentation"] * frag
-
-    # Changes
+    # Placing
 
     def place(self, job: int, shape: Shape, sets: Sequence[Candidate]) -> Placement:
         """Take the sets: all ranks of the job at once."""
+        if len(sets) > 1:
+            sets = sorted(sets, key=lambda item: item.node.node.id)
+        request = shape.request
         ranks = []
-        for index, item in enumerate(sorted(sets, key=lambda item: item.node.node.id)):
-            grants = tuple(self._take(job, shape, card) for card in item.cards)
-            ranks.append(RankPlacement(index=index, node=item.node.node.id, grants=grants))
+        for index, item in enumerate(sets):
+            node = item.node
+            grants = tuple([self._take(job, shape, card) for card in item.cards])
+            if request.cpu_milli and node.cpu_milli is not None:
+                node.cpu_milli -= request.cpu_milli
+                node.host = None
+            if request.host_mem_mib and node.memory_mib is not None:
+                node.memory_mib -= request.host_mem_mib
+                node.host = None
+            node.version += 1
+            node.look = -1
+            self.log.append(node)
+            ranks.append(RankPlacement(index=index, node=node.node.id, grants=grants))
         return Placement(job=job, ranks=tuple(ranks))
 
-    def _take(self, job: int, shape: Shape, card: PoolCard) -> Grant:
+    @staticmethod
+    def _take(job: int, shape: Shape, card: PoolCard) -> Grant:
         need = shape.needs[card.kind]
         mib = need.take(free_mib=card.free_mib, live=card.live) if isinstance(need, Need) else None
         if mib is None or not isinstance(need, Need):
             raise AssertionError(f"card {card.gpu.id} was offered to job {job} without room")
-        # A new list: the slices of the snapshot are not ours to change.
-        card.slices = [*card.slices, Slice(gpu=card.gpu.id, mib=mib, exclusive=need.exclusive, job=job)]
-        card.node.empty -= card.live == 0
-        card.live += 1
-        card.free_mib -= mib
-        self._changed(card)
+        if card.live == 0 and card.is_empty():
+            card.node.empty -= 1
+        card.take(job, mib, exclusive=need.exclusive)
         return Grant(gpu=card.gpu.id, mib=mib, exclusive=need.exclusive)
 
     def set_aside(self, cards: Iterable[PoolCard], job: int) -> None:
-        """Keep the cards for a job that waits for them: no later job of this pass gets them."""
+        """Keep the cards for a job that waits for them: no later job gets them, but for one whose shape takes kept cards."""
         for card in cards:
+            if card.is_empty():
+                card.node.empty -= 1
             card.aside_for = job
             self.kept_kinds.add(card.kind)
-            card.node.empty -= card.live == 0
-            self._changed(card)
-
-    def _changed(self, card: PoolCard) -> None:
-        card.version += 1
-        card.node.version += 1
-        self.log.append(card)
-
-    # Jobs without cards
-
-    def place_cpu(self, job: int, *, nodes: int, avoid: frozenset[int]) -> Placement | None:
-        """Ranks without cards, on the nodes with the fewest of them per core; None = too few nodes have room for one."""
-        if self.cpu_heap is None:
-            self.cpu_heap = [self._cpu_entry(node) for node in self.nodes if node.node.takes_work and node.has_cpu_room]
-            heapq.heapify(self.cpu_heap)
-        if len(self.cpu_heap) < nodes:
-            return None
-        chosen: list[PoolNode] = []
-        avoided: list[tuple[float, int, int, int, PoolNode]] = []
-        while len(chosen) < nodes and self.cpu_heap:
-            entry = heapq.heappop(self.cpu_heap)
-            if entry[3] in avoid:
-                avoided.append(entry)
-            else:
-                chosen.append(entry[4])
-        while len(chosen) < nodes:
-            chosen.append(avoided.pop(0)[4])
-        for entry in avoided:
-            heapq.heappush(self.cpu_heap, entry)
-        chosen.sort(key=lambda node: node.node.id)
-        for node in chosen:
-            node.cpu_ranks += 1
-            if node.has_cpu_room:
-                heapq.heappush(self.cpu_heap, self._cpu_entry(node))
-        ranks = tuple(RankPlacement(index=index, node=node.node.id, grants=()) for index, node in enumerate(chosen))
-        return Placement(job=job, ranks=ranks)
-
-    @staticmethod
-    def _cpu_entry(node: PoolNode) -> tuple[float, int, int, int, PoolNode]:
-        # Unknown cores count as one, the careful guess. Of equally busy nodes the one with fewer cards is taken.
-        busy = node.cpu_ranks / max(node.node.cpu_cores or 1, 1)
-        return (busy, node.cpu_ranks, len(node.cards), node.node.id, node)
+            card.node.version += 1
+            card.node.look = -1
+            self.log.append(card.node)

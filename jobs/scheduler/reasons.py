@@ -15,8 +15,12 @@ WHOLE_CARD_BUSY: Final = "whole_card_busy"
 SLICE_LIMIT: Final = "slice_limit"
 FOREIGN_USE: Final = "foreign_use"
 BLOCKED_BY: Final = "blocked_by"
+ABOVE_SHARE: Final = "above_share"
+QUEUE_FULL: Final = "queue_full"
 NODES_SHORT: Final = "nodes_short"
 CPU_BUSY: Final = "cpu_busy"
+HOST_CPU: Final = "host_cpu"
+HOST_MEMORY: Final = "host_memory"
 # Waiting: hardware is out of service.
 NO_NODE: Final = "no_node"
 NO_GPU: Final = "no_gpu"
@@ -34,10 +38,20 @@ VENDOR: Final = "vendor"
 MODEL: Final = "model"
 ARCH: Final = "arch"
 GPU_TOO_SMALL: Final = "gpu_too_small"
+CUDA: Final = "cuda"
+DRIVER: Final = "driver"
+LABEL: Final = "label"
+NODE_CPU: Final = "node_cpu"
+NODE_MEMORY: Final = "node_memory"
 # Never: whatever ends, no card or node of this cluster can hold it.
 NEVER_VENDOR: Final = "never_vendor"
 NEVER_MODEL: Final = "never_model"
 NEVER_ARCH: Final = "never_arch"
+NEVER_CUDA: Final = "never_cuda"
+NEVER_DRIVER: Final = "never_driver"
+NEVER_LABEL: Final = "never_label"
+NEVER_NODE_CPU: Final = "never_node_cpu"
+NEVER_NODE_MEMORY: Final = "never_node_memory"
 NEVER_GPU_MEMORY: Final = "never_gpu_memory"
 NEVER_GPU_COUNT: Final = "never_gpu_count"
 NEVER_NODES: Final = "never_nodes"
@@ -85,12 +99,24 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
         "gpu": "the card",
     },
     BLOCKED_BY: {"job": "the job ahead that the free cards are kept for", "node": "where they are"},
+    ABOVE_SHARE: {"held": "cards that the owner holds", "share": "its fair share now; others below theirs wait for such cards"},
+    QUEUE_FULL: {"queue": "the job's queue", "held": "cards that its jobs hold", "most": "cards that they may hold"},
     NODES_SHORT: {"needed": "nodes asked for", "free": "nodes that take work now"},
     CPU_BUSY: {
         "needed": "nodes asked for",
         "free": "nodes that have room for one more rank without a card",
         "limit": "such ranks that the largest node runs at once, one a core",
         "node": "that node",
+    },
+    HOST_CPU: {
+        "needed_milli": "thousandths of a core asked for on each node",
+        "largest_free_milli": "the most that a suitable node has free; None = unknown",
+        "node": "where that is",
+    },
+    HOST_MEMORY: {
+        "needed_mib": "host memory asked for on each node",
+        "largest_free_mib": "the most that a suitable node has free; None = unknown",
+        "node": "where that is",
     },
     NO_NODE: {},
     NO_GPU: {"nodes": "known nodes, none of which has a card"},
@@ -111,9 +137,27 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     MODEL: {"asked": "asked for", "have": "what the card is"},
     ARCH: {"asked": "asked for", "have": "what the card is; None = unknown"},
     GPU_TOO_SMALL: {"needed_mib": "asked for", "nominal_mib": "the card's nominal size"},
+    CUDA: {"asked": "the least asked for", "have": "the newest that the node runs; None = unknown"},
+    DRIVER: {"asked": "the least asked for", "have": "what the node has; None = unknown"},
+    LABEL: {"asked": "key=value asked for", "have": "the node's value of that key; None = it has none"},
+    NODE_CPU: {"needed_milli": "thousandths of a core asked for", "have_milli": "what the node has; None = unknown"},
+    NODE_MEMORY: {"needed_mib": "host memory asked for", "have_mib": "what the node has; None = unknown"},
     NEVER_VENDOR: {"asked": "asked for", "have": "the vendors here, sorted"},
     NEVER_MODEL: {"asked": "asked for", "have": "the models here, sorted"},
     NEVER_ARCH: {"asked": "asked for", "have": "the compute capabilities here, sorted"},
+    NEVER_CUDA: {"asked": "the least asked for", "have": "the CUDA versions here, sorted"},
+    NEVER_DRIVER: {"asked": "the least asked for", "have": "the driver versions here, sorted"},
+    NEVER_LABEL: {"asked": "key=value asked for", "have": "the values of that key here, sorted"},
+    NEVER_NODE_CPU: {
+        "needed_milli": "thousandths of a core asked for on each node",
+        "largest_milli": "the most that a suitable node has",
+        "node": "that node",
+    },
+    NEVER_NODE_MEMORY: {
+        "needed_mib": "host memory asked for on each node",
+        "largest_mib": "the most that a suitable node has",
+        "node": "that node",
+    },
     NEVER_GPU_MEMORY: {
         "needed_mib": "asked for on one card",
         "largest_nominal_mib": "nominal size of the largest suitable card",
@@ -138,6 +182,11 @@ NEVER: Final = frozenset(
         NEVER_VENDOR,
         NEVER_MODEL,
         NEVER_ARCH,
+        NEVER_CUDA,
+        NEVER_DRIVER,
+        NEVER_LABEL,
+        NEVER_NODE_CPU,
+        NEVER_NODE_MEMORY,
         NEVER_GPU_MEMORY,
         NEVER_GPU_COUNT,
         NEVER_NODES,

@@ -1,22 +1,23 @@
 """How good a card is for a job, in [0, 1]; 1 is best. A value that is not known is neutral (0.5), never 0.
 
-Two rules come before the score: a node where the job just failed to launch comes last, and a slice goes to a partly used card
-before it breaks a whole one. Among those, the weighted sum decides. The weights add up to 1.
+The weighted sum decides among cards that are equally good for what comes later: see ``packing_class``. The weights add up to 1.
 """
 
 from __future__ import annotations
 
+from math import exp
 from typing import Final
 
-from jobs.scheduler.types import Gpu
+from jobs.scheduler.types import Gpu, Node
 
 NEUTRAL: Final = 0.5
 WEIGHTS: Final[dict[str, float]] = {
     "temperature": 0.28,
     "load": 0.28,
-    "fragmentation": 0.20,
+    "fragmentation": 0.15,
     "health": 0.14,
     "pcie": 0.10,
+    "power": 0.05,
 }
 #: Of a set of cards on one node: how much nearness counts beside the cards' own scores.
 TOPOLOGY_WEIGHT: Final = 0.30
@@ -24,10 +25,23 @@ TOPOLOGY_WEIGHT: Final = 0.30
 COOL_C: Final = 40  # at or below: 1
 HOT_C: Final = 90  # at or above: 0, where cards throttle
 FULL_PCIE_WIDTH: Final = 16
+PCIE_WIDTH_SHARE: Final = 0.7  # of the pcie score; the rest is the position
+#: A card like this is taken only when no other fits, however well it would pack.
+STRAINED_C: Final = 85
+STRAINED_HEALTH: Final = 50
+STRAINED_LOAD_PCT: Final = 90  # of a card that no job of ours is on: somebody computes there
+
+FRAGMENTATION_AWARE: Final = "fragmentation-aware"
+FIRST_FIT: Final = "first-fit"
+BEST_FIT: Final = "best-fit"
+LOAD_BALANCE: Final = "load-balance"
+STRATEGIES: Final = ("default", FRAGMENTATION_AWARE, FIRST_FIT, BEST_FIT, LOAD_BALANCE)
+
+_CARD_WEIGHTS = (WEIGHTS["temperature"], WEIGHTS["load"], WEIGHTS["health"], WEIGHTS["pcie"])
 
 
 def _unit(value: float) -> float:
-    return min(max(value, 0.0), 1.0)
+    return 0.0 if value < 0.0 else 1.0 if value > 1.0 else value
 
 
 def temperature_score(temp_c: int | None) -> float:
@@ -45,19 +59,42 @@ def health_score(health: int) -> float:
     return _unit(health / 100)
 
 
-def pcie_score(width: int | None) -> float:
-    """Link lanes of 16. The generation is left out: idle cards drop it to save power, so it says nothing about a loaded card."""
-    return NEUTRAL if width is None else _unit(width / FULL_PCIE_WIDTH)
+def pcie_score(width: int | None, hops: int | None = None) -> float:
+    """Link lanes of 16, and how near the processor the slot is: 1 without a switch between, ½ with one, ⅓ with two.
+
+    The generation is left out: idle cards drop it to save power, so it says nothing about a loaded card.
+    """
+    lanes = NEUTRAL if width is None else _unit(width / FULL_PCIE_WIDTH)
+    position = NEUTRAL if hops is None else 1 / (1 + max(hops, 0))
+    return PCIE_WIDTH_SHARE * lanes + (1 - PCIE_WIDTH_SHARE) * position
+
+
+def power_score(headroom_pct: int | None) -> float:
+    """The share of the node's power feed that nobody draws."""
+    return NEUTRAL if headroom_pct is None else _unit(headroom_pct / 100)
 
 
 def card_score(gpu: Gpu) -> float:
-    """The part of the score that no placement changes: all but fragmentation; [0, 0.8] with the weights above."""
+    """The part of the score that belongs to the card alone: all but fragmentation and power; [0, 0.8] with the weights above."""
+    temperature, load, health, pcie = _CARD_WEIGHTS
     return (
-        WEIGHTS["temperature"] * temperature_score(gpu.temp_c)
-        + WEIGHTS["load"] * load_score(gpu.util_pct)
-        + WEIGHTS["health"] * health_score(gpu.health)
-        + WEIGHTS["pcie"] * pcie_score(gpu.pcie_width)
+        temperature * temperature_score(gpu.temp_c)
+        + load * load_score(gpu.util_pct)
+        + health * health_score(gpu.health)
+        + pcie * pcie_score(gpu.pcie_width, gpu.pcie_hops)
     )
+
+
+def node_score(node: Node) -> float:
+    """The part of the score that all cards of a node share."""
+    return WEIGHTS["power"] * power_score(node.power_headroom_pct)
+
+
+def is_strained(gpu: Gpu, *, live: int) -> bool:
+    """Too hot, too unwell, or at work for somebody else: the last choice, whatever else speaks for it."""
+    if gpu.temp_c is not None and gpu.temp_c >= STRAINED_C:
+        return True
+    return gpu.health < STRAINED_HEALTH or (live == 0 and gpu.util_pct is not None and gpu.util_pct >= STRAINED_LOAD_PCT)
 
 
 def slice_fragmentation(*, total_mib: int, free_mib: int, taken_mib: int) -> float:
@@ -65,9 +102,24 @@ def slice_fragmentation(*, total_mib: int, free_mib: int, taken_mib: int) -> flo
     return _unit(1 - (free_mib - taken_mib) / total_mib)
 
 
-def whole_fragmentation(*, total_mib: int, needed_mib: int, empty: int, taken: int, cards: int) -> float:
-    """Half: how much of the card the job asked for. Half: how few empty cards the node keeps, so that full nodes stay for large jobs.
+def whole_fragmentation(*, empty: int, cards: int) -> float:
+    """For an empty card: the share of its node's cards that are in use, so that used nodes fill up and empty ones stay for large jobs."""
+    return _unit(1 - empty / cards)
 
-    ``empty`` cards of the node's ``cards`` are empty before the job takes ``taken`` of them.
+
+def packing_class(strategy: str, *, lost: float, fragmentation: float, free_share: float) -> int:
+    """What comes before the weighted sum: least is best, and equals are left to temperature, load and the rest.
+
+    ``lost``: memory, in mean cards, that the jobs to come could have used and can't any more, less what this one asks for
+    (fragmentation.py). It is rounded to whole points of 100, as in FGD's artifact: finer differences mean nothing, and
+    chasing them scatters jobs over the nodes. ``fragmentation`` in [0, 1] as above;
+    ``free_share`` in [0, 1]: how empty the card or node is.
+    Source: Weng et al., "Beware of Fragmentation", USENIX ATC 2023.
     """
-    return 0.5 * _unit(needed_mib / total_mib) + 0.5 * _unit(1 - (empty - taken) / cards)
+    if strategy == FIRST_FIT:
+        return 0
+    if strategy == BEST_FIT:
+        return -round(1000 * fragmentation)
+    if strategy == LOAD_BALANCE:
+        return -round(100 * free_share)
+    return -int(100 / (1 + exp(min(max(lost, -50.0), 50.0))))

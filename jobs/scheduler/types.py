@@ -50,6 +50,7 @@ class Gpu:
     health: int = 100  # 0–100
     pcie_gen: int | None = None
     pcie_width: int | None = None
+    pcie_hops: int | None = None  # switches between the card and its host bridge; 0 = attached to the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,20 @@ class Node:
     memory_mib: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     live_cpu_ranks: int = 0  # CPU-only ranks running here: spreads CPU jobs
+    cpu_milli_held: int = 0  # thousandths of a core that live ranks asked for, of cpu_cores × 1000
+    memory_mib_held: int = 0  # host memory that live ranks asked for
+    cuda_version: str | None = None  # the newest CUDA that the node's driver runs, "12.4"
+    driver_version: str | None = None
+    network_group: str | None = None  # nodes of one group talk without leaving their switch or fabric
+    network_mbps: int | None = None  # of the link that ranks would use
+    power_headroom_pct: int | None = None  # share of the power feed's limit that nobody draws now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What a job asks for. ``gpu_count`` is for the whole job and is spread evenly over ``nodes`` (D30);
-    ``gpu_mem_mib`` None = whole cards; ``gpu_count`` 0 = CPU only."""
+    ``gpu_mem_mib`` None = whole cards; ``gpu_count`` 0 = CPU only. Host cores and memory are for each node of the job.
+    ``model`` may name alternatives: ``A100|H100``."""
 
     gpu_count: int = 1
     gpu_mem_mib: int | None = None
@@ -88,6 +97,12 @@ class Request:
     arch: str | None = None
     model: str | None = None
     vendor: str | None = None
+    cuda_min: str | None = None  # the node's driver must run at least this CUDA
+    driver_min: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()  # (key, value) pairs that the node must carry
+    cpu_milli: int | None = None  # thousandths of a core
+    host_mem_mib: int | None = None
+    is_exclusive: bool = False  # the whole card, however little memory is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,17 +119,24 @@ class Job:
     hold: str | None = None  # None, or the reason code: "held" | "quota_exceeded" | …
     hold_params: Mapping[str, Any] = field(default_factory=dict)
     avoid_nodes: frozenset[int] = frozenset()  # nodes on which an attempt of this job just failed to launch
+    predicted_s: float | None = None  # how long jobs like this one ran (predict.History); None = nothing is known
+    queue: str = ""  # one of Policy.queues; "" = the first
+    qos: str = ""  # one of Policy.qos; "" = none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A live job: when it may end. Used for forecasts and backfill."""
+    """A live job: when it may end. Used for forecasts, backfill, and what its owner holds."""
 
     job: int
     user: int
     slices: tuple[Slice, ...]
     started: float
     time_limit_s: int | None = None
+    project: int = 0
+    queue: str = ""
+    predicted_s: float | None = None  # as Job.predicted_s
+    request: Request | None = None  # for DRF over host cores and memory; None = cards only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,20 +149,55 @@ class Snapshot:
     jobs: Sequence[Job]
     slices: tuple[Slice, ...] = ()
     running: tuple[Running, ...] = ()
-    usage: Mapping[int, float] = field(default_factory=dict)  # user -> decayed weight
+    usage: Mapping[int, float] = field(default_factory=dict)  # user -> weight (D4): 1 + decayed usage; unknown = 1
+    project_usage: Mapping[int, float] = field(default_factory=dict)  # project -> weight, likewise
+    mix: tuple[tuple[Request, float], ...] = ()  # what comes, by how often: packing keeps room for it; () = what waits now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A part of the pool. ``guaranteed`` and ``most`` are shares of its cards in [0, 1]: below the first a queue comes before
+    those above theirs; what others leave idle may be borrowed up to the second. Running work is never taken back."""
+
+    name: str
+    guaranteed: float
+    most: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What an admin may tune. Defaults are decisions D1, D2, D14."""
+    """What an admin may tune. Defaults are decisions D1, D2, D4, D14, D24; docs/scheduling.md says what each one does."""
 
     whole_above: float = 0.5  # share of nominal above which a request takes the whole card
     min_slice_mib: int = 4096
     max_slices: int = 4
     foreign_floor_mib: int = 512
-    order: str = "fifo"
-    strategy: str = "default"
+    strategy: str = "default"  # score.STRATEGIES; "default" = fragmentation-aware
     slicing_rules: bool = True  # False: byte-accurate slices, for comparison only
+    keeps_for_head: bool = True  # False: a job that can't start now keeps nothing from later ones (place or pass over)
+
+    # Order
+    order: str = "fair"  # order.ORDERS
+    qos: tuple[tuple[str, int], ...] = (("high", 100), ("low", -100))  # added to a job's priority
+    queues: tuple[Queue, ...] = (
+        Queue(name="batch", guaranteed=0.5),
+        Queue(name="interactive", guaranteed=0.2),
+        Queue(name="service", guaranteed=0.3, most=0.5),
+    )
+    half_life_s: float = 7 * 86_400.0  # of past usage; 0 = it never fades (D4)
+    weight_per_job: float = 0.1
+    weight_per_card_hour: float = 0.02
+    weight_power: float = 0.25  # how much past usage counts: effective weight ~ weight ** this
+    load_power: float = 2.0  # how much present use counts: effective weight ~ exp(this × held ÷ fair share)
+    age_fold_s: float = 5 * 86_400.0  # waiting so long counts like being shorter by a factor e
+    short_floor_s: float = 60.0  # all jobs shorter than this are equally short
+    borrow_s: float = 3 * 3600.0  # above its fair share an owner starts only jobs predicted to end within this
+
+    # Backfill and the bound on passing over
+    limit_max_s: float = 7 * 86_400.0  # the end of a job without a limit (D24)
+    trust: float = 3.0  # a job counts as ended after so many times its predicted runtime …
+    trust_floor_s: float = 600.0  # … and never sooner than this; 0 for ``trust`` = only limits count
+    patience_s: float = 3 * 86_400.0  # waiting so long, and as long again as it may run, puts a job first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +235,19 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is kept for a job that waits: its cards will be free at ``at``, seconds since the epoch, by this pass's estimates.
+    -inf = free already (the host is short, or memory is being given back); inf = nobody knows."""
+
+    job: int
+    gpus: tuple[int, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """INVARIANT: each job of the snapshot is in exactly one of the two."""
+    """INVARIANT: each job of the snapshot is in exactly one of placements and refusals."""
 
     placements: tuple[Placement, ...]
     refusals: tuple[Refusal, ...]
+    kept: tuple[Kept, ...] = ()

@@ -7,6 +7,7 @@ each plan and re-checks each grant, so that no case passes on a plan that breaks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jobs.scheduler import (
@@ -51,6 +52,7 @@ class Case:
         models: Sequence[str] | None = None,
         cpu_cores: int | None = 16,
         live_cpu_ranks: int = 0,
+        host: Mapping[str, Any] | None = None,
         per_card: Sequence[Mapping[str, Any]] = (),
         **gpu: Any,
     ) -> Case:
@@ -73,6 +75,7 @@ class Case:
             refusal=refusal,
             cpu_cores=cpu_cores,
             live_cpu_ranks=live_cpu_ranks,
+            **(host or {}),
         )
         self.nodes.append(node)
         return self
@@ -168,6 +171,22 @@ def _nodes_of(places: str) -> str:
     return "|".join(rank.split(":")[0] for rank in places.split("|"))
 
 
+def hosts_after(snapshot: Snapshot, result: Plan) -> list[Node]:
+    """The nodes with what the placed ranks hold of the host added."""
+    requests = {job.id: job.request for job in snapshot.jobs}
+    nodes = {node.id: node for node in snapshot.nodes}
+    for placement in result.placements:
+        request = requests[placement.job]
+        for rank in placement.ranks:
+            node = nodes[rank.node]
+            nodes[rank.node] = replace(
+                node,
+                cpu_milli_held=node.cpu_milli_held + (request.cpu_milli or 0),
+                memory_mib_held=node.memory_mib_held + (request.host_mem_mib or 0),
+            )
+    return list(nodes.values())
+
+
 def plan_check(snapshot: Snapshot, policy: Policy, result: Plan) -> None:
     """Re-derive everything from the plan: each job answered once; each rank fits; memory, slice count and exclusivity hold."""
     answered = [placement.job for placement in result.placements] + [refusal.job for refusal in result.refusals]
@@ -189,6 +208,11 @@ def plan_check(snapshot: Snapshot, policy: Policy, result: Plan) -> None:
             for grant in rank.grants:
                 assert grant_for(request, gpus[grant.gpu], before, policy) == grant
                 live.append(Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=placement.job))
+    before_hosts = {node.id: node for node in snapshot.nodes}
+    for node in hosts_after(snapshot, result):
+        if node != before_hosts[node.id]:
+            assert node.cpu_milli_held <= (node.cpu_cores or 0) * 1000 or node.cpu_milli_held == before_hosts[node.id].cpu_milli_held
+            assert node.memory_mib_held <= (node.memory_mib or 0) or node.memory_mib_held == before_hosts[node.id].memory_mib_held
     fresh = {grant.gpu for placement in result.placements for rank in placement.ranks for grant in rank.grants}
     for gpu_id in fresh:
         parts = [part for part in live if part.gpu == gpu_id]

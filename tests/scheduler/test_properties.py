@@ -11,13 +11,22 @@ from hypothesis import strategies as st
 
 from jobs.scheduler import Gpu, Job, Link, Node, Policy, Request, Running, Slice, Snapshot, fits, grant_for, never_reason, plan
 from jobs.scheduler.types import Grant
-from tests.scheduler.cases import plan_check
+from tests.scheduler.cases import hosts_after, plan_check
 from tests.scheduler.test_reasons import check_params
 
 TOTALS = (None, 8_188, 16_376, 24_564, 24_576, 81_559)
 SIZES = (None, 1, 4_095, 4_096, 8_192, 12_288, 12_289, 16_384, 24_576, 24_577, 40_960)
 KINDS = ("nvlink", "pcie_switch", "pcie_host", "numa", "system")
-POLICIES = (Policy(), Policy(slicing_rules=False), Policy(whole_above=0.75, max_slices=2, min_slice_mib=1))
+POLICIES = (
+    Policy(),
+    Policy(slicing_rules=False),
+    Policy(whole_above=0.75, max_slices=2, min_slice_mib=1),
+    Policy(strategy="first-fit"),
+    Policy(strategy="best-fit", keeps_for_head=False),
+    Policy(strategy="load-balance"),
+)
+#: Refused for others' sake, or by a limit that ``fits`` does not look at.
+FOR_OTHERS = {"blocked_by", "above_share", "queue_full", "cpu_busy"}
 
 
 @st.composite
@@ -61,6 +70,10 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
                 takes_work=refusal is None,
                 refusal=refusal,
                 cpu_cores=draw(st.sampled_from((None, 4, 64))),
+                memory_mib=draw(st.sampled_from((None, 65_536, 262_144))),
+                cpu_milli_held=draw(st.sampled_from((0, 2_500))),
+                cuda_version=draw(st.sampled_from((None, "12.4", "12.10"))),
+                labels=draw(st.sampled_from(({}, {"room": "a"}))),
             )
         )
     jobs = []
@@ -69,7 +82,12 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
             gpu_count=draw(st.integers(0, 4)),
             gpu_mem_mib=draw(st.sampled_from(SIZES)),
             nodes=draw(st.sampled_from((1, 1, 1, 2))),
-            model=draw(st.sampled_from((None, None, "a100", "h100"))),
+            model=draw(st.sampled_from((None, None, "a100", "h100", "a100|rtx 4090"))),
+            cpu_milli=draw(st.sampled_from((None, None, 1_500, 8_000))),
+            host_mem_mib=draw(st.sampled_from((None, None, 40_000))),
+            cuda_min=draw(st.sampled_from((None, None, None, "12.5"))),
+            labels=draw(st.sampled_from(((), (), (("room", "a"),)))),
+            is_exclusive=draw(st.sampled_from((False, False, True))),
         )
         jobs.append(
             Job(
@@ -124,8 +142,8 @@ def test_a_plan_keeps_every_rule(snapshot: Snapshot, policy: Policy, rng: random
         # A job is passed over for one ahead only while it would fit, and refused for itself only while it would not.
         request = requests[refusal.job]
         if not refusal.never:
-            good = sum(fits(request, node, live, policy) is None for node in snapshot.nodes)
-            if refusal.reason.code != "blocked_by":
+            good = sum(fits(request, node, live, policy) is None for node in hosts_after(snapshot, result))
+            if refusal.reason.code not in FOR_OTHERS:
                 assert good < request.nodes
 
 

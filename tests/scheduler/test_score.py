@@ -29,7 +29,11 @@ def test_the_weights_add_up_and_temperature_and_load_are_heaviest() -> None:
         (score.health_score(80), 0.8),
         (score.slice_fragmentation(total_mib=24_576, free_mib=8_192, taken_mib=8_192), 1.0),
         (score.slice_fragmentation(total_mib=24_576, free_mib=24_576, taken_mib=6_144), 0.25),
-        (score.whole_fragmentation(total_mib=100, needed_mib=100, empty=4, taken=2, cards=4), 0.75),  # ½ × 1 + ½ × (1 − 2/4)
+        (score.whole_fragmentation(empty=1, cards=4), 0.75),  # three of four are in use
+        (score.pcie_score(16, 0), 1.0),
+        (score.pcie_score(16, 1), 0.85),  # 0.7 × 1 + 0.3 × ½
+        (score.power_score(40), 0.4),
+        (score.power_score(None), 0.5),
     ],
 )
 def test_scores_are_in_0_to_1_and_unknown_is_neutral(value: float, expected: float) -> None:
@@ -63,8 +67,14 @@ def test_slices_fill_a_used_card_before_they_break_a_whole_one() -> None:
     case.expect("a:1", "a:0")
 
 
-def test_of_used_cards_the_tightest_is_taken() -> None:
-    Case().node("a", cards=2).taken("a:0", 4_096).taken("a:1", 12_288).job(mib=8_192).expect("a:1")
+def test_a_slice_leaves_what_the_others_in_the_queue_can_use() -> None:
+    # a:0 has 20480 free: 8192 leave 12288, room for another. a:1 has 12288 free: 8192 leave 4096, room for none.
+    case = Case().node("a", cards=2).taken("a:0", 4_096).taken("a:1", 12_288)
+    case.job(mib=8_192).job(mib=12_288).job(mib=8_192, submitted=9.0).expect("a:0", "a:0", "a:1")
+
+
+def test_of_used_cards_best_fit_takes_the_tightest() -> None:
+    Case(strategy="best-fit").node("a", cards=2).taken("a:0", 4_096).taken("a:1", 12_288).job(mib=8_192).expect("a:1")
 
 
 def test_small_jobs_go_to_the_fuller_node_and_leave_the_empty_one_for_a_large_job() -> None:

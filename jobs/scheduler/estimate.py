@@ -1,0 +1,149 @@
+"""When a waiting job will probably start, and what would start sooner. Found by simulating on: the same ``plan()``, nothing else.
+
+Two runs of the simulation. *p50*: every job runs as long as predicted (one that has outlived its prediction, as long again as it
+has lived). *p90*: every job runs as long as nine in ten do, by the spread of runtimes around a prediction, but never above its limit.
+Jobs that nobody has submitted yet are not known: under an order that lets short jobs pass, they push a long job back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from jobs.scheduler.need import need_on, nominal_mib, request_error
+from jobs.scheduler.never import never_reason
+from jobs.scheduler.predict import History, likely_s
+from jobs.scheduler.simulate import Arrival, Trace, simulate
+from jobs.scheduler.types import Job, Policy, Reason, Request, Running, Snapshot
+
+#: Nine of ten jobs run at most so many times their prediction: e^(1.28 × 0.8), 0.8 being the usual spread of the logarithm.
+P90_FACTOR = math.exp(1.2816 * 0.8)
+MOST_PASSES = 2_000
+MOST_ALTERNATIVES = 5
+SOONER_S = 60.0  # an alternative that gains less is no news
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """What the same job could ask for instead, submitted now, and when it would start then."""
+
+    request: Request
+    p50: float
+    p90: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Start times, seconds since the epoch; None = not within what was simulated (held, never, or very far away)."""
+
+    job: int
+    p50: float | None
+    p90: float | None
+
+
+def forecast(snapshot: Snapshot, policy: Policy, *, most_passes: int = MOST_PASSES) -> dict[int, Estimate]:
+    """The estimate of every waiting job, from two simulations."""
+    early, late = (_run(snapshot, policy, factor, None, most_passes) for factor in (1.0, P90_FACTOR))
+    return {job.id: _estimate(job.id, early, late) for job in snapshot.jobs}
+
+
+def estimate_start(snapshot: Snapshot, job: int, policy: Policy, *, most_passes: int = MOST_PASSES) -> Estimate:
+    """When this waiting job will start; to ask before submitting, put it into the snapshot. Raises KeyError if it isn't there."""
+    if all(item.id != job for item in snapshot.jobs):
+        raise KeyError(job)
+    early, late = (_run(snapshot, policy, factor, job, most_passes) for factor in (1.0, P90_FACTOR))
+    return _estimate(job, early, late)
+
+
+def _estimate(job: int, early: Trace, late: Trace) -> Estimate:
+    first, second = early.by_job.get(job), late.by_job.get(job)
+    # More time for others can let this job slip in earlier: the later of the two is the careful one.
+    return Estimate(
+        job=job,
+        p50=None if first is None else first.start,
+        p90=None if second is None or first is None else max(first.start, second.start),
+    )
+
+
+def _run(snapshot: Snapshot, policy: Policy, factor: float, stop_after: int | None, most_passes: int) -> Trace:
+    arrivals = [Arrival(job=_known(job), seconds=_runtime(job, factor)) for job in snapshot.jobs if job.hold is None]
+    ends = {run.job: snapshot.now + _remaining(run, snapshot.now, policy, factor) for run in snapshot.running}
+    return simulate(arrivals, snapshot, policy, history=History(), ends=ends, stop_after=stop_after, most_passes=most_passes)
+
+
+def _known(job: Job) -> Job:
+    """The simulation must order the job as the pass would: by what is known of it now."""
+    return job if job.predicted_s is not None else replace(job, predicted_s=likely_s(job))
+
+
+def _runtime(job: Job, factor: float) -> float:
+    seconds = likely_s(job) * factor
+    return max(seconds if job.time_limit_s is None else min(seconds, job.time_limit_s), 1.0)
+
+
+def _remaining(run: Running, now: float, policy: Policy, factor: float) -> float:
+    elapsed = max(now - run.started, 0.0)
+    most = policy.limit_max_s if run.time_limit_s is None else float(run.time_limit_s)
+    likely = run.predicted_s if run.predicted_s is not None else most
+    left = likely * factor - elapsed
+    if left <= 0:
+        left = elapsed * factor
+    return max(min(left, most - elapsed), 1.0)
+
+
+# Alternatives
+
+
+def alternatives(
+    snapshot: Snapshot, job: int, policy: Policy, *, most: int = MOST_ALTERNATIVES, most_passes: int = MOST_PASSES
+) -> Iterator[Alternative]:
+    """What would start sooner, each simulated as if submitted now instead of the job; the nearest to what was asked come first.
+
+    Lazy, so that each can be shown as soon as it is found. Raises KeyError for a job that is not in the snapshot.
+    """
+    asked = next((item for item in snapshot.jobs if item.id == job), None)
+    if asked is None:
+        raise KeyError(job)
+    first = estimate_start(snapshot, job, policy, most_passes=most_passes)
+    found = 0
+    for request in candidates(asked.request, snapshot, policy):
+        changed = replace(asked, request=request, submitted=snapshot.now, avoid_nodes=frozenset())
+        other = replace(snapshot, jobs=[changed if item.id == job else item for item in snapshot.jobs])
+        there = estimate_start(other, job, policy, most_passes=most_passes)
+        if there.p50 is not None and (first.p50 is None or there.p50 <= first.p50 - SOONER_S):
+            yield Alternative(request=request, p50=there.p50, p90=there.p90)
+            found += 1
+            if found >= most:
+                return
+
+
+def candidates(request: Request, snapshot: Snapshot, policy: Policy) -> list[Request]:
+    """Smaller or less choosy requests that this cluster could hold, the nearest first: less memory, fewer cards, other models."""
+    gpus = [gpu for node in snapshot.nodes for gpu in node.gpus if gpu.total_mib]
+    suitable = [gpu for gpu in gpus if not isinstance(need_on(request, gpu, policy), Reason)]
+    found: list[Request] = []
+    # 1. Less memory: the largest slice of each kind of card, then its half.
+    if request.gpu_count:
+        nominals = sorted({gpu.nominal_mib or nominal_mib(gpu.total_mib or 0) for gpu in suitable}, reverse=True)
+        sizes = {int(size * policy.whole_above * part) for size in nominals for part in (1, 0.5)}
+        asked = request.gpu_mem_mib
+        found += [
+            replace(request, gpu_mem_mib=size, is_exclusive=False)
+            for size in sorted(sizes, reverse=True)
+            if size >= policy.min_slice_mib and (asked is None or size < asked)
+        ]
+    # 2. Fewer cards, as few times fewer as will do.
+    for cards in _fewer(request.gpu_count):
+        nodes = min(request.nodes, cards)
+        found.append(replace(request, gpu_count=cards, nodes=nodes if cards % nodes == 0 else 1))
+    # 3. Other models, and any.
+    if request.model is not None or request.arch is not None:
+        found += [replace(request, model=model, arch=None) for model in sorted({gpu.model for gpu in gpus if gpu not in suitable})]
+    return [item for item in dict.fromkeys(found) if request_error(item) is None and never_reason(item, snapshot.nodes, policy) is None]
+
+
+def _fewer(cards: int) -> Iterable[int]:
+    while cards > 1:
+        cards //= 2
+        yield cards
