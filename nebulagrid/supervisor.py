@@ -2,7 +2,8 @@
 process that watches the others stays small; `manage.py up` prepares everything and then becomes this.
 
 1. Start stage after stage; a child with a readiness probe holds the next stage back until it answers.
-2. A child that ends is started again after 0.5, 1, 2 … 15 s; 30 s of health set that back.
+2. A child that ends is started again after 0.5, 1, 2 … 15 s; 30 s of health set that back. Redis holds hints only: files that it
+   can't start with (torn, or another version's) are put aside.
 3. SIGINT, SIGTERM or SIGHUP stop all, last stage first. Children are in process groups of their own, so that Ctrl-C
    reaches them through here only, in this order; were this process killed, the kernel sends them their stop signal.
 
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,7 +38,8 @@ LOG_BYTES = 4 << 20
 @dataclass(frozen=True, kw_only=True)
 class ChildSpec:
     """``probe``: None, ``redis:PATH`` or ``http:HOST:PORT`` (GET /healthz). ``env`` is added to ours; with ``clean`` our own
-    NEBULA_* and DJANGO_* variables are left out. ``until_s`` is how long a stop may take before SIGKILL."""
+    NEBULA_* and DJANGO_* variables are left out. ``until_s`` is how long a stop may take before SIGKILL. ``hints``: a folder
+    whose content is put aside when the child fails with it twice."""
 
     name: str
     argv: list[str]
@@ -46,6 +49,7 @@ class ChildSpec:
     probe: str | None = None
     stop_signal: int = signal.SIGTERM
     until_s: float = 4.0
+    hints: str | None = None
 
     def environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not (self.clean and name.startswith(("NEBULA_", "DJANGO_")))}
@@ -205,11 +209,23 @@ class Child:
             if self.owner.stopping.is_set():
                 return
             self.failures = 0 if time.monotonic() - began >= HEALTHY_AFTER_S else self.failures + 1
+            if self.failures == 2 and self.spec.hints is not None:
+                self._hints_aside(Path(self.spec.hints))
             pause = BACKOFF_S[min(max(self.failures - 1, 0), len(BACKOFF_S) - 1)]
             status = self.process.returncode if self.process else "?"
             self.owner.say(f"{self.spec.name} ended with status {status}; starting it again in {pause:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.owner.stopping.wait(), pause)
+
+    def _hints_aside(self, folder: Path) -> None:
+        aside = folder.with_name(f"{folder.name}.aside")
+        with contextlib.suppress(OSError):
+            if not any(folder.iterdir()):
+                return
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            folder.mkdir(mode=0o700)
+            self.owner.say(f"{self.spec.name} fails with its files; it starts without them (they were hints only), they are in {aside}")
 
 
 def _output(process: subprocess.Popen[bytes]) -> int:

@@ -210,7 +210,7 @@ class Command(BaseCommand):
             folder = settings.DATA_DIR / "redis"
             folder.mkdir(mode=0o700, exist_ok=True)
             argv = redis_argv(program=program, socket_path=path, folder=folder)
-            children.append(ChildSpec(name="redis", argv=argv, env=env, stage=0, probe=f"redis:{path}", until_s=3))
+            children.append(ChildSpec(name="redis", argv=argv, env=env, stage=0, probe=f"redis:{path}", until_s=3, hints=str(folder)))
         python = [sys.executable, "-m"]
         web = [
             *python, "uvicorn", "nebulagrid.asgi:application", "--host", settings.BIND, "--port", str(settings.PORT), "--no-access-log",
