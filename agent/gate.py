@@ -1,4 +1,4 @@
-"""When a card may be given to the next job: pure rules over what was read (lifecycle.md, rule 7), and foreign use.
+"""When a card may be given to the next job: pure rules over what was read (docs/lifecycle.md, rule 6), and foreign use.
 
 A rank's cards are free when its process tree is gone AND none of its processes is left in the cards' process lists AND,
 on a card that was wholly its own, the memory came back. Where the hardware lists no processes, the tree must do.

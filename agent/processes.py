@@ -3,7 +3,7 @@
 The loop owns the decisions and the durable store; the processes' side owns forks, shims, cgroups and signals. This
 file is the whole contract between the two, so that each can be tested without the other.
 
-Order at a start (lifecycle.md, "Agent" rule 4): the loop commits the row PREPARED and the tombstone, then calls
+Order at a start (docs/agent.md, "How it talks"): the loop commits the row PREPARED and the tombstone, then calls
 `start`. At a restart it calls `recover` with every row that is not final and believes the answer.
 """
 

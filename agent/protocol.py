@@ -5,7 +5,7 @@ Every message is a frozen dataclass with ``to_json()`` (a plain dict, ready for 
 never change what a field means, ignore what you don't know. Memory is whole MiB, power whole W, temperature °C,
 clocks MHz, utilisation per cent; ``None`` means "the hardware does not tell", never 0.
 
-Source: lifecycle.md, "Agent ↔ control plane".
+What each order does: docs/agent.md, "How it talks".
 """
 
 from __future__ import annotations

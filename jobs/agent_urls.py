@@ -1,4 +1,4 @@
-"""What agents call; lifecycle.md, "Agent ↔ control plane"."""
+"""What agents call; docs/agent.md, "How it talks"."""
 
 from django.urls import path
 
