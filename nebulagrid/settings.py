@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from django.core.exceptions import ImproperlyConfigured
+from django.templatetags.static import static
 from django.utils.translation import gettext_lazy as _
 
 from nebulagrid.embedded import EmbeddedError, socket_folder
@@ -268,6 +269,20 @@ CELERY_BEAT_SCHEDULE: dict[str, Any] = {
     "last-seen": {"task": "nodes.tasks.last_seen_flush", "schedule": 5.0, "options": {"expires": 5}},
     "upkeep": {"task": "jobs.tasks.upkeep", "schedule": 30.0, "options": {"expires": 30}},
 }
+
+# --- The admin's look: ours, not the package's purple ---------------------------------------------------------
+UNFOLD: dict[str, Any] = {
+    "SITE_TITLE": "NebulaGrid",
+    "SITE_HEADER": "NebulaGrid",
+    "SITE_ICON": lambda request: static("img/mark.svg"),
+    "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("img/mark.svg")}],
+    "COLORS": {
+        "primary": {
+            "50": "#eef0ff", "100": "#e0e3ff", "200": "#c3c8fb", "300": "#a0acfb", "400": "#7f8bf0", "500": "#5b67e2",
+            "600": "#4b4fd8", "700": "#3e3cc5", "800": "#34339f", "900": "#2c2e7d", "950": "#1b1c4b",
+        },
+    },
+}  # fmt: skip
 
 # --- People ---------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "quotas.User"
