@@ -148,7 +148,7 @@ SUBMIT_EXAMPLES = [
             "name": "hello",
             "argv": ["python", "train.py", "--epochs", "3"],
             "gpu_mem": "4G",
-            "workdir": "/home/lin",
+            "workdir": "/home/researcher",
             "time": "02:00:00",
         },
         request_only=True,

@@ -1,4 +1,4 @@
-"""The founders' lab on simulated hardware, for `make demo`: where its files are. Light: imports nothing of ours.
+"""A small lab on simulated hardware, for `make demo`: where its files are. Light: imports nothing of ours.
 
 Control plane, agents and the jobs' processes are the real ones. Only the cards are made up (deploy/demo/NODE.json), and
 the jobs sleep instead of computing (deploy/demo/jobs/).

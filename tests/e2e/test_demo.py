@@ -37,7 +37,7 @@ Notice: # simulated GPUs are in this pool: jobs on them run for real, but on no 
 """
 
 
-def test_the_lab_has_the_founders_cards() -> None:
+def test_the_lab_has_the_cards_that_the_readme_promises() -> None:
     lab = {name: scenario_parse(json.loads(path.read_text())) for name, path in lab_nodes()}
     sizes = {name: sum(nominal_mib(d.info.total_mib or 0) for d in s.devices) // 1024 for name, s in lab.items()}
     assert sizes == {"node01": 56, "node02": 16, "node03": 96, "node04": 160, "node05": 70}
@@ -76,7 +76,7 @@ def person(grid: Grid, key: str) -> NebulaClient:
     return NebulaClient(profile["endpoint"], profile["token"], language="en")
 
 
-def test_the_overview_is_that_of_the_founders_lab(demo: Grid) -> None:
+def test_the_overview_is_that_of_the_whole_lab(demo: Grid) -> None:
     done = demo.ctl("status")
     assert done.returncode == 0, done.stderr
     sums = re.search(r"GPUs: 19 \((\d+) idle, (\d+) busy, (\d+) maintenance\)", done.stdout)

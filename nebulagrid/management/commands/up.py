@@ -54,9 +54,7 @@ class Command(BaseCommand):
             "--agents", type=int, default=1, metavar="N", help="how many agents to run on this machine; more than one are simulated"
         )
         parser.add_argument("--scenario", metavar="FILE", help="simulated cards for the agents, as JSON (docs/agent.md)")
-        parser.add_argument(
-            "--demo", action="store_true", help="the founders' lab on simulated hardware: 5 nodes, 19 cards, people and jobs"
-        )
+        parser.add_argument("--demo", action="store_true", help="a small lab on simulated hardware: 5 nodes, 19 cards, people and jobs")
         parser.add_argument("--no-agent", action="store_true", help="run the control plane alone")
 
     # --- the steps ------------------------------------------------------------------------------------------------
