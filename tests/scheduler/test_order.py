@@ -36,7 +36,15 @@ def test_a_later_job_gets_no_card_that_the_head_waits_for() -> None:
 
 
 def test_the_head_waits_for_the_card_that_is_free_soonest() -> None:
-    case = Case(order="fifo").node("a").node("b").node("c").taken("a:0", 4_096, limit_s=9_000).taken("b:0", 4_096, limit_s=2_000).taken("c:0", 4_096)
+    case = (
+        Case(order="fifo")
+        .node("a")
+        .node("b")
+        .node("c")
+        .taken("a:0", 4_096, limit_s=9_000)
+        .taken("b:0", 4_096, limit_s=2_000)
+        .taken("c:0", 4_096)
+    )
     case.job().job(mib=4_096, count=2).expect(None, "a", "a")
 
 
@@ -46,7 +54,9 @@ def test_without_limits_the_head_waits_for_the_job_that_started_first() -> None:
 
 
 def test_a_job_far_past_its_limit_is_not_waited_for() -> None:
-    case = Case(order="fifo").node("a").node("b").taken("a:0", 4_096, limit_s=100).taken("b:0", 4_096, limit_s=5_000)  # now = 1000: 900 s overdue
+    case = (
+        Case(order="fifo").node("a").node("b").taken("a:0", 4_096, limit_s=100).taken("b:0", 4_096, limit_s=5_000)
+    )  # now = 1000: 900 s overdue
     case.job().job(mib=4_096).expect(None, "a")
 
 
