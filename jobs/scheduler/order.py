@@ -13,7 +13,7 @@ In logarithms the effective weight of a job is a sum: a part of its owner, which
 which does not. So the jobs of one owner are sorted once, and a heap holds each owner's next job.
 
 Bound on passing over: a job that has waited ``patience_s``, and as long again as it may run, comes before all others, whatever
-its order says; the oldest of these at any time. Twice that, and only limits are trusted until it starts (backfill.py).
+its order says; the oldest of these at any time. Three times that, and only limits are trusted until it starts (backfill.py).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from jobs.scheduler.predict import likely_s, longest_s
 from jobs.scheduler.types import Job, Policy, Request, Snapshot
 
 ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
+#: Not at once: without limits, nothing passes a job that is planned for by limits alone, and its cards stand idle.
+STRICT_AFTER = 3
 Key = tuple[float, ...]
 Item = tuple[float, float, int, Job]  # (own part of the key, submit, id, job): sorted, least first
 _item_key = itemgetter(0, 1, 2)
@@ -83,8 +85,8 @@ class JobQueue:
         return job is self._first
 
     def is_strict(self, job: Job) -> bool:
-        """Whether predictions are not trusted any more: an overdue job has waited twice as long as it should."""
-        return job is self._first and self._snapshot.now - job.submitted >= 2 * self._patience(job)
+        """Whether predictions are not trusted any more: an overdue job has waited STRICT_AFTER times as long as it should."""
+        return job is self._first and self._snapshot.now - job.submitted >= STRICT_AFTER * self._patience(job)
 
     def kept_for(self, job: Job) -> None:
         """Tell that cards are kept for the job."""

@@ -191,13 +191,13 @@ class Policy:
     load_power: float = 2.0  # how much present use counts: effective weight ~ exp(this × held ÷ fair share)
     age_fold_s: float = 5 * 86_400.0  # waiting so long counts like being shorter by a factor e
     short_floor_s: float = 60.0  # all jobs shorter than this are equally short
-    borrow_s: float = 3 * 3600.0  # above its fair share an owner starts only jobs predicted to end within this
+    borrow_s: float = 2 * 3600.0  # above its fair share an owner starts only jobs predicted to end within this
 
     # Backfill and the bound on passing over
     limit_max_s: float = 7 * 86_400.0  # the end of a job without a limit (D24)
     trust: float = 3.0  # a job counts as ended after so many times its predicted runtime …
     trust_floor_s: float = 600.0  # … and never sooner than this; 0 for ``trust`` = only limits count
-    patience_s: float = 3 * 86_400.0  # waiting so long, and as long again as it may run, puts a job first
+    patience_s: float = 7 * 86_400.0  # waiting so long, and as long again as it may run, puts a job first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
