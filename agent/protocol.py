@@ -239,6 +239,7 @@ class ExitInfo(Message):
     code: int | None = None
     signal: int | None = None
     detail: str | None = None  # English, for the log; never shown as the reason
+    ran_s: float | None = field(default=None, compare=False)  # from its start to its end, by a clock of the node that nobody sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,8 +174,17 @@ def claim_owner(path: str) -> tuple[int, int] | None:
     return (int(found["pid"]), int(found["start"])) if found else None
 
 
-def exit_write(path: str, *, cause: str, code: int | None, signal: int | None, detail: str | None, checkpoint_seen: bool = False) -> None:
+def exit_write(
+    path: str,
+    *,
+    cause: str,
+    code: int | None,
+    signal: int | None,
+    detail: str | None,
+    checkpoint_seen: bool = False,
+    ran_s: float | None = None,
+) -> None:
     """The last word on a rank, on the disk when this returns. Fields of ``exit`` as protocol.ExitInfo has them."""
-    info = {"cause": cause, "code": code, "signal": signal, "detail": detail}
+    info = {"cause": cause, "code": code, "signal": signal, "detail": detail, "ran_s": ran_s}
     value = {"exit": {k: v for k, v in info.items() if v is not None}, "checkpoint_seen": checkpoint_seen, "ended_at": time.time()}
     file_write(path, EXIT, value, durable=True)

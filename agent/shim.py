@@ -279,6 +279,7 @@ class Shim:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
+        ran_s = round(procs.boottime() - self.began_at, 3)
         left = self._clear_away()
         if self.adopted:
             self._code_learn()
@@ -295,7 +296,7 @@ class Shim:
         seen = self.stop is not None and self.stop.checkpoint.changed()
         while True:
             try:
-                rankdir.exit_write(".", cause=cause, code=code, signal=number, detail=detail, checkpoint_seen=seen)
+                rankdir.exit_write(".", cause=cause, code=code, signal=number, detail=detail, checkpoint_seen=seen, ran_s=ran_s)
                 break
             except FileNotFoundError:
                 raise  # forgotten meanwhile

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import DatabaseError, transaction
 from django.utils import timezone
 
-from agent.protocol import Desired, Observed, RankSpec, RestoreAsk, from_json, rank_parts
+from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, from_json, rank_parts
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Restore
 from jobs.notify import jobs_changed, pass_nudge
@@ -225,6 +225,13 @@ def _int32(value: int | None) -> int | None:
     return value if value is not None and abs(value) < 2**31 else None
 
 
+def _ended_at(info: ExitInfo | None, started: datetime | None, now: datetime) -> datetime:
+    """When its cards were no longer used: not when we were told. Nobody pays for a control plane that was away."""
+    if info is None or started is None or info.ran_s is None or not 0 <= info.ran_s < 10**9:
+        return now
+    return min(now, started + timedelta(seconds=info.ran_s))
+
+
 def _running(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None:
     started = rank.started_at or _started_at(rank, seen, now)
     if not _swap(rank, old, RankState.RUNNING, now=now, started_at=started):
@@ -269,7 +276,7 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
         return
     # 2. Its slices: charging stops now; the memory returns with the proof.
     ran_unseen = started if rank.started_at is None and seen.state == "EXITED" and cause != "never_started" else None
-    slices_releasing(rank, now=now, active_since=ran_unseen)
+    slices_releasing(rank, now=_ended_at(info, started, now), active_since=ran_unseen)
     _settle_slices(rank, seen, now=now)
     # 3. Its gang: one that failed takes the others with it.
     attempt = rank.attempt

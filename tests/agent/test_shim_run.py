@@ -26,6 +26,13 @@ def test_it_keeps_output_and_exit_code(lab: Lab) -> None:
     assert lab.ranks.tree_gone(rank)
 
 
+def test_it_tells_how_long_the_program_ran(plain: Lab) -> None:
+    exit = plain.end(plain.start("sleep", "0.3")).exit
+    assert exit is not None
+    assert exit.ran_s is not None
+    assert 0.3 <= exit.ran_s < 20
+
+
 def test_it_tells_the_signal_that_ended_the_program(lab: Lab) -> None:
     rank = lab.start("sh", "-c", "kill -SEGV $$")
     assert lab.end(rank).exit == ExitInfo(cause="exited", signal=signal.SIGSEGV)
