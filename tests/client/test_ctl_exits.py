@@ -143,7 +143,7 @@ def test_login_with_a_token_file(nebula: Ctl, api: FakeApi, fresh: Path, tmp_pat
     (tmp_path / "t").write_text(f"{api.token}\n")
     ran = nebula("login", "--endpoint", api.url + "/", "--token-file", str(tmp_path / "t"))
     assert ran.code == 0
-    assert "lin@lab.example" in ran.out
+    assert "user@lab.example" in ran.out
     assert api.token not in ran.out + ran.err
     assert fresh.stat().st_mode & 0o777 == 0o600
     assert json.loads(fresh.read_text()) == {"endpoint": api.url, "token": api.token}
@@ -164,12 +164,12 @@ def test_login_with_a_token_argument_warns(nebula: Ctl, api: FakeApi, fresh: Pat
 
 def test_login_with_a_password(nebula: Ctl, api: FakeApi, fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed(monkeypatch, "correct horse\n")
-    assert nebula("login", "--endpoint", api.url, "--email", "lin@lab.example").code == 0
+    assert nebula("login", "--endpoint", api.url, "--email", "user@lab.example").code == 0
     assert json.loads(fresh.read_text())["token"] == api.token
     typed(monkeypatch, "wrong\n")
-    assert nebula("login", "--endpoint", api.url, "--email", "lin@lab.example").code == 3
+    assert nebula("login", "--endpoint", api.url, "--email", "user@lab.example").code == 3
     typed(monkeypatch, "")
-    assert nebula("login", "--endpoint", api.url, "--email", "lin@lab.example").code == 2
+    assert nebula("login", "--endpoint", api.url, "--email", "user@lab.example").code == 2
 
 
 def test_a_token_that_does_not_work_is_not_kept(nebula: Ctl, api: FakeApi, fresh: Path) -> None:
@@ -202,7 +202,7 @@ def test_signing_in_again_keeps_the_endpoint(nebula: Ctl, api: FakeApi, profile:
 
 def test_logout_and_whoami(nebula: Ctl, api: FakeApi, profile: Path) -> None:
     shown = nebula("whoami").out
-    assert "lin@lab.example" in shown
+    assert "user@lab.example" in shown
     assert "12.5 of 2000.0" in shown
     assert "0 of no limit" in shown
     assert nebula("logout").code == 0

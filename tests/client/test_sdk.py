@@ -58,7 +58,7 @@ def test_a_callers_key_gives_the_same_job_again_and_refuses_another(client: Nebu
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_it_reads_again_while_the_control_plane_is_away(client: NebulaClient, api: FakeApi, clock: Clock, status: int) -> None:
     api.fail(3, status)
-    assert client.me()["email"] == "lin@lab.example"
+    assert client.me()["email"] == "user@lab.example"
     assert len(clock.slept) == 3
     assert clock.slept[0] < clock.slept[1] < clock.slept[2]
 
@@ -208,10 +208,10 @@ def test_the_token_is_revoked_by_its_own_request(client: NebulaClient, api: Fake
 
 
 def test_sign_in_with_a_password_sends_no_old_token(client: NebulaClient, api: FakeApi) -> None:
-    assert client.token_create(email="lin@lab.example", password="correct horse")["token"] == api.token
+    assert client.token_create(email="user@lab.example", password="correct horse")["token"] == api.token
     assert "authorization" not in api.seen[-1].headers
     with pytest.raises(NebulaError) as caught:
-        client.token_create(email="lin@lab.example", password="wrong")
+        client.token_create(email="user@lab.example", password="wrong")
     assert caught.value.code == "bad_credentials"
 
 

@@ -282,7 +282,7 @@ def test_a_waiting_job_says_why_its_place_and_what_each_node_lacks(lin: User) ->
 
 def test_a_job_over_its_limit_of_cards_is_told_so_at_each_node() -> None:
     node_make("node01", cards=2)
-    owner = user_make("mei@lab.example", quota={"max_cards": 1})
+    owner = user_make("limited@lab.example", quota={"max_cards": 1})
     job = job_make(owner, gpu_count=2, wait_code="cards_exceeded", wait_params={"needed": 2, "room": 1})
     page = text_of(browser(owner), f"/jobs/{job.pk}/")
     assert "Has room now; the limit on cards held at once leaves 1, and this job asks for 2." in page
