@@ -106,7 +106,10 @@ def _take(key: str, *, burst: int, per_s: float) -> float:
     global _away_until
     if time.monotonic() >= _away_until:
         try:
-            return float(_script(settings.LIVE_REDIS_URL)(keys=[key], args=[burst, per_s]))
+            wait = float(_script(settings.LIVE_REDIS_URL)(keys=[key], args=[burst, per_s]))
+            if wait <= 0:
+                _local.take(key, burst=burst, per_s=per_s)  # or a Redis that is slow for a moment would give a second burst
+            return wait
         except (redis.RedisError, OSError, ValueError) as error:
             _away_until = time.monotonic() + REDIS_RETRY_S
             log.warning("throttles count in this process for %.0f s: %s", REDIS_RETRY_S, error)

@@ -39,6 +39,14 @@ def test_the_bucket_is_shared_by_processes_and_fills_again(redis_url: str, setti
 
 
 @pytest.mark.redis
+def test_a_redis_that_falls_silent_gives_no_second_burst(redis_url: str, settings: Settings) -> None:
+    settings.LIVE_REDIS_URL, settings.THROTTLE_ANONYMOUS = redis_url, "5/3600"
+    assert passed(4, "silent") == 4
+    settings.LIVE_REDIS_URL = "unix:///nonexistent/redis.sock"
+    assert passed(50, "silent") == 1
+
+
+@pytest.mark.redis
 def test_a_bucket_leaves_redis_when_it_is_full_again(redis_url: str, settings: Settings) -> None:
     settings.LIVE_REDIS_URL, settings.THROTTLE_AGENT = redis_url, "5/60"
     throttle_allow("agent", "leaves")
