@@ -43,9 +43,11 @@ def test_a_killed_shim_does_not_cost_the_exit_code(lab: Lab, end: str, exit: dic
 
 
 def test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes(lab: Lab) -> None:
-    rank = lab.running("sh", "-c", "sleep 0.3; exit 9")
+    go = lab.data / "go"
+    rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; exit 9', str(go))
     kill_shim(lab, rank)
     program = lab.program(rank)
+    go.touch()
     wait_until(lambda: not procs.is_alive(*program), "the program's end")  # nobody polls: no new shim yet
     assert lab.end(rank).exit == ExitInfo(cause="exited", code=9)
 
