@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest
 # Fast and basic first: what breaks everything shows within seconds.
 TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
 
-.PHONY: help run demo demo-clean install dev test test-postgres lint format bench soak clean
+.PHONY: help run demo demo-clean install dev test test-main test-postgres lint format bench soak clean
 
 help:
 	@echo "make run     start everything on this machine (Ctrl-C stops it)"
@@ -67,13 +67,16 @@ demo: $(RUN_STAMP)
 demo-clean: $(RUN_STAMP)
 	@NEBULA_DATA="$${NEBULA_DATA:-var-demo}" exec $(BIN)/python manage.py demo_clean
 
+# Both databases side by side: half of the first run's time is end-to-end tests that wait for processes.
 test: $(DEV_STAMP)
+	@$(MAKE) -j2 --output-sync=target test-main test-postgres
+
+test-main: $(DEV_STAMP)
 	@$(PYTEST) -n $(WORKERS) -m "not soak" $(TESTS) $(ARGS)
-	@$(MAKE) test-postgres
 
 # The tests that touch the database once more, on PostgreSQL.
 test-postgres: $(DEV_STAMP)
-	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -n $(WORKERS) -m "not soak and not e2e" tests/quotas tests/nodes tests/jobs $(ARGS)
+	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -m "not soak and not e2e and not browser" tests/quotas tests/nodes tests/jobs tests/test_*.py $(ARGS)
 
 soak: $(DEV_STAMP)
 	@$(PYTEST) -m soak -p no:xdist --timeout 900 tests $(ARGS)

@@ -7,9 +7,13 @@ the command line bring a header that no foreign page can set. What that room mus
 from __future__ import annotations
 
 import os
+import sys
 
 import django
 from django.conf import settings
+
+# The event loop asks for the interpreter several times a request, and waits for so long each time while a view computes.
+sys.setswitchinterval(0.0005)
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")
 django.setup(set_prefix=False)  # loads the apps; what follows imports models

@@ -208,7 +208,7 @@ DATABASES = {"default": database_from_url(env("DATABASE_URL"))}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # A file, as in production: an in-memory database has no WAL, and threads that share it meet other locks.
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
-WEB_THREADS = env_int("WEB_THREADS", 8)
+WEB_THREADS = env_int("WEB_THREADS", 4)
 # Web and worker have a few threads that stay, each with its connection; on PostgreSQL the pool keeps them instead.
 if env("ROLE") in {"web", "worker"} and DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["CONN_MAX_AGE"] = 600

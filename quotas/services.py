@@ -90,6 +90,9 @@ def quota_job_admit(
 def quota_jobs_done(owners: Iterable[tuple[int, int | None]]) -> None:
     """``quota_job_done`` for many jobs, as (user id, project id) pairs. Rows are taken in id order, users before projects."""
     pairs = list(owners)
+    if len(pairs) == 1:
+        quota_job_done(user=pairs[0][0], project=pairs[0][1])
+        return
     users = Counter(user for user, _ in pairs)
     projects = Counter(project for _, project in pairs if project is not None)
     for user in sorted(users):
@@ -171,9 +174,8 @@ def _counter_lower(*, user: User | int, project: Project | int | None, field: st
         return
     # Never under 0: a counter that an admin corrected while jobs ran must not turn the last end into an error.
     lower = {field: Greatest(F(field) - count, 0)}
-    Quota.objects.filter(user_id=_pk(user)).update(**lower)
-    if project is not None:
-        Quota.objects.filter(project_id=_pk(project)).update(**lower)
+    whose = Q(user_id=_pk(user)) if project is None else Q(user_id=_pk(user)) | Q(project_id=_pk(project))
+    Quota.objects.filter(whose).update(**lower)
 
 
 def _pk(thing: User | Project | int) -> int:

@@ -18,6 +18,9 @@ from jobs.apply import plan_apply, reasons_store
 from jobs.notify import pass_begun
 from jobs.scheduler import plan
 
+#: A pass that follows another at once first lets so much time go by, for what else will have changed.
+GATHER_S = 0.02
+_passed_at = float("-inf")
 PASS_LOCK = 0x6E65_6275_6C61  # "nebula"
 
 
@@ -75,8 +78,14 @@ def schedule_pass(*, wait_s: float = 10.0) -> PassResult | None:
     with pass_lock(wait_s=wait_s) as got:
         if not got:
             return None
+        global _passed_at
+        # While jobs come and go by the dozen, a pass for each change would cost more than all that the changes need.
+        time.sleep(min(GATHER_S, max(0.0, _passed_at + GATHER_S - time.monotonic())))
         pass_begun()
-        return pass_run()
+        try:
+            return pass_run()
+        finally:
+            _passed_at = time.monotonic()
 
 
 def pass_run() -> PassResult:
