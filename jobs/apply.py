@@ -29,7 +29,7 @@ from jobs.services.moves import CHUNK, jobs_move
 from nodes.models import Gpu, Node
 from quotas.errors import DomainError
 from quotas.models import User
-from quotas.services import cards_hold
+from quotas.services import cards_hold, quotas_lock
 
 #: So many placements a transaction: it stays short, and a long plan lets syncs in between.
 BATCH = 200
@@ -67,6 +67,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     for part in snapshot.slices_read(gpu_ids=gpus):
         taken[part.gpu].append(part)
     policy = snapshot.policy_current()
+    quotas_lock(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
 
     # 2. Keep the placements that still hold, each seen after those before it.
     good: list[core.Placement] = []

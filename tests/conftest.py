@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings as django_settings
+from django.db import connection
 from django.utils import translation
 
 from nebulagrid.embedded import EmbeddedError, postgres_bin, redis_program, redis_temporary
@@ -115,6 +116,20 @@ def own_language() -> Iterator[None]:
     """A request activates its reader's language in this thread and nothing takes it back: the next test starts in English."""
     with translation.override("en"):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_session_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """PostgreSQL drops no database that somebody still looks at, such as a background thread of the code under test."""
+    if not on_postgres():
+        yield
+        return
+    request.getfixturevalue("django_db_setup")
+    yield
+    with request.getfixturevalue("django_db_blocker").unblock(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

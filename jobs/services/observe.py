@@ -11,19 +11,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, from_json, rank_parts
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
-from jobs.models import Attempt, Job, Rank, Restore
+from jobs.models import Attempt, Job, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.finish import attempt_maybe_finish, ranks_forget
 from jobs.services.moves import jobs_move
 from jobs.services.slices import slices_activate, slices_quarantine, slices_release, slices_releasing
 from jobs.services.stop import attempt_stop
-from nodes.models import Node, NodeState
+from nodes.models import Gpu, Node, NodeState
 from nodes.text import text_clean
+from quotas.services import quotas_lock
 
 log = logging.getLogger(__name__)
 
@@ -185,12 +186,22 @@ def ranks_observe(news: Sequence[tuple[Rank, Observed]], *, now: datetime) -> No
     """
     with transaction.atomic(savepoint=False):
         ids = {rank.attempt.job_id for rank, _ in news}
-        # Forces the lock to be taken now; the rows are read with the ranks below.
-        list(Job.objects.select_for_update().filter(pk__in=ids).order_by("pk").values_list("pk"))
+        _rows_lock(jobs=ids, ranks=[rank.pk for rank, _ in news])
         current = Rank.objects.select_related("attempt__job", "node").in_bulk([rank.pk for rank, _ in news])
         for rank, seen in news:
             _observe(current[rank.pk], seen, now=now)
         jobs_changed(sorted(ids))
+
+
+def _rows_lock(*, jobs: set[int], ranks: Sequence[int]) -> None:
+    """Jobs, then cards, then quotas, each in id order: what a sync will touch, before it touches any. A pass takes cards
+    and quotas in the same order, and no job that is live. Nothing on SQLite, where a writer is alone."""
+    if not connection.features.has_select_for_update:
+        return
+    owners = list(Job.objects.select_for_update().filter(pk__in=jobs).order_by("pk").values_list("owner_id", "project_id"))
+    cards = Slice.objects.filter(rank_id__in=ranks).values("gpu_id")
+    list(Gpu.objects.select_for_update().filter(pk__in=cards).order_by("pk").values_list("pk"))
+    quotas_lock(users=[owner for owner, _ in owners], projects=[project for _, project in owners])
 
 
 def _observe(rank: Rank, seen: Observed, *, now: datetime) -> None:
