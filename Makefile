@@ -79,7 +79,7 @@ test-postgres: $(DEV_STAMP)
 	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -m "not soak and not e2e and not browser" tests/quotas tests/nodes tests/jobs tests/test_*.py $(ARGS)
 
 soak: $(DEV_STAMP)
-	@$(PYTEST) -m soak -p no:xdist --timeout 900 tests $(ARGS)
+	@$(PYTEST) -m soak -n 0 --timeout 900 tests $(ARGS)
 
 bench: $(DEV_STAMP)
 	@$(BIN)/python -m bench.run $(ARGS)

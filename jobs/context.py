@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
 
@@ -12,8 +13,10 @@ from jobs.models import Job
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
-    """``my_live_jobs``: how many jobs of the reader have not ended. One query, and only where a template asks."""
+    """``my_live_jobs``: how many jobs of the reader have not ended. One query, and only where a template asks.
+    ``has_mail``: whether a mail server is set up, so that a link by mail may be offered."""
     user = getattr(request, "user", None)
+    has_mail = bool(settings.EMAIL_HOST)
     if user is None or not user.is_authenticated:
-        return {"my_live_jobs": 0}
-    return {"my_live_jobs": SimpleLazyObject(lambda: Job.objects.filter(owner=user).exclude(state__in=FINAL).count())}
+        return {"my_live_jobs": 0, "has_mail": has_mail}
+    return {"has_mail": has_mail, "my_live_jobs": SimpleLazyObject(lambda: Job.objects.filter(owner=user).exclude(state__in=FINAL).count())}

@@ -303,7 +303,14 @@ ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
 ACCOUNT_RATE_LIMITS = {"login_failed": "20/5m/key"}
 LOGIN_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
-EMAIL_BACKEND = env("EMAIL_BACKEND", "django.core.mail.backends.console.EmailBackend")
+# Without a mail server the sign-in page offers no link by mail, and what is mailed all the same is in our own output.
+EMAIL_HOST = env("EMAIL_HOST")
+EMAIL_PORT = env_int("EMAIL_PORT", 587)
+EMAIL_HOST_USER = env("EMAIL_USER")
+EMAIL_HOST_PASSWORD = env("EMAIL_PASSWORD")
+EMAIL_USE_TLS = env_bool("EMAIL_TLS", True)
+DEFAULT_FROM_EMAIL = env("EMAIL_FROM", f"nebulagrid@{urlsplit(BASE_URL).hostname or 'localhost'}")
+EMAIL_BACKEND = env("EMAIL_BACKEND", f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'console'}.EmailBackend")
 
 # --- Words, time, files ---------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"
