@@ -137,7 +137,7 @@ def test_200_viewers_lose_nothing(big_grid: Grid, record_property: Any) -> None:
     }
     record_property("live", said)
     print(said)
-    assert said["frames"] >= WATCH_S / 2  # there was something to lose
+    assert said["frames"] >= WATCH_S / 5  # there was something to lose: a frame for each report of the agents at least
     assert said["others"] > 0
     assert all(messages == told[0] for messages in told)
 
