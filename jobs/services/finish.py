@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import F
 
 from jobs import logs
-from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, EndReason, Fence, JobState, RankState, SliceState, Want
+from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank
 from jobs.notify import pass_nudge
 from jobs.services.moves import jobs_move
@@ -117,7 +117,7 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
 def ranks_forget(attempt: Attempt) -> None:
     """Lets the agents drop what they keep of an ended attempt, but for ranks whose memory isn't proven back yet."""
     Rank.objects.filter(attempt=attempt, observed__in=(RankState.EXITED, RankState.LAUNCH_FAILED)).exclude(
-        slices__state__in=(SliceState.HELD, SliceState.ACTIVE, SliceState.RELEASING, SliceState.QUARANTINED)
+        slices__state__in=SLICE_LIVE
     ).update(desired=Want.FORGET)
 
 
