@@ -9,12 +9,13 @@
        {"topic":"job.42","log":9}   → job:42:log        (output has arrived; the job itself is as it was)
    The same event comes at most once in 1.5 s: at once, and the last one again at the end (pool:cells: always).
    After a gap (a lost connection, a hidden tab) every topic's events come once, with detail {gap:true}: what was missed is
-   fetched. The state is told by "live:on" and "live:off" events on body, <html data-live="on|off"> and .live[data-live-dot]. */
+   fetched. A message that comes while a piece is being fetched reaches the old piece alone, so the new one fetches itself
+   once more. The state is told by "live:on" and "live:off" events on body, <html data-live="on|off"> and .live[data-live-dot]. */
 
 const body = document.body, root = document.documentElement, dot = document.querySelector("[data-live-dot]");
 const GAP_MS = 1500, ASK_MS = 15000, ANSWER_MS = 6000, POOL = ["jobs", "nodes", "cells"];
 let socket = null, tries = 0, timer = 0, asker = 0, answerBy = 0, lostAt = 0, ticker = 0, wasOn = false, asked = new Set();
-const last = new Map(), later = new Map();
+const last = new Map(), later = new Map(), emitted = new Map();
 
 const wanted = () => new Set([...document.querySelectorAll("[data-topic]")].flatMap((e) => e.dataset.topic.split(" ")).filter(Boolean));
 
@@ -30,6 +31,7 @@ function subscribe() {
 }
 
 function emit(name, detail) {
+  emitted.set(name, performance.now());
   body.dispatchEvent(new CustomEvent(name, { detail }));
 }
 
@@ -67,6 +69,15 @@ function turnOn() {
   for (const topic of asked) {
     const [kind, id] = topic.split(".");
     for (const name of kind === "pool" ? POOL.map((p) => `pool:${p}`) : [`${kind}:${id}`]) emit(name, { topic, gap: true });
+  }
+}
+
+/* What was said between the sending of a request and the swap of its answer: the answer may be older than it. */
+function fetchMissed({ detail: { elt, xhr } }) {
+  if (!xhr?.sentAt || !elt.isConnected) return;
+  for (const piece of [elt, ...elt.querySelectorAll("[hx-get]")]) {
+    const names = [...(piece.getAttribute("hx-trigger") ?? "").matchAll(/([\w:.-]+) from:body/g)].map((found) => found[1]);
+    if (names.some((name) => emitted.get(name) > xhr.sentAt)) window.htmx.ajax("GET", piece.getAttribute("hx-get"), { source: piece });
   }
 }
 
@@ -127,6 +138,7 @@ if (body.dataset.live) {
   addEventListener("online", () => { if (!wasOn) connect(); });
   addEventListener("pagehide", close);
   addEventListener("pageshow", (event) => { if (event.persisted) { lostAt ||= Date.now(); wasOn = false; connect(); } });
-  body.addEventListener("htmx:afterSettle", subscribe);
+  body.addEventListener("htmx:beforeSend", ({ detail: { xhr } }) => { xhr.sentAt = performance.now(); });
+  body.addEventListener("htmx:afterSettle", (event) => { subscribe(); fetchMissed(event); });
   if (!document.hidden) connect();
 }

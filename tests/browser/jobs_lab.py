@@ -8,6 +8,7 @@ from playwright.sync_api import Page, Response
 
 from bench.live.grid import wait_for
 from client.sdk import NebulaClient
+from tests.browser.conftest import is_odd
 
 LIVE = "WAITING,STARTING,RUNNING,STOPPING"
 
@@ -30,7 +31,7 @@ def odd_of(page: Page, url: str) -> list[str]:
             if rules["script-src"] != "'self'":
                 odd.append(f"{response.url} allows scripts from {rules['script-src']}")
 
-    page.on("console", lambda message: odd.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("console", lambda message: odd.append(message.text) if is_odd(message) else None)
     page.on("pageerror", lambda error: odd.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith((url, "data:")) else odd.append(request.url))
     page.on("response", policy)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import APIResponse, Browser, Page, Route, expect
 
 from bench.live.grid import Grid, wait_for
 from client.sdk import NebulaClient
@@ -100,6 +100,28 @@ def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, browser: Browser, cli
     assert page.url.endswith(f"/jobs/{second}/")
     assert odd == []
     page.context.close()
+
+
+def test_what_is_said_during_a_fetch_is_not_missed(page: Page, client: NebulaClient) -> None:
+    job = client.job_submit(name="hasty", argv=["sleep", "60"], gpu_count=0, hold=True)
+    page.goto("/jobs/?q=hasty")
+    expect(page.locator("html")).to_have_attribute("data-live", "on")
+    row = page.locator(f"#job-{job['id']}")
+    page.evaluate("id => { window.told = 0; document.body.addEventListener(`job:${id}`, () => { window.told++ }) }", job["id"])
+    slow: list[tuple[Route, APIResponse]] = []
+
+    def answer(route: Route) -> None:
+        slow.append((route, route.fetch())) if not slow else route.continue_()
+
+    page.route(f"**/jobs/{job['id']}/row/", answer)
+    client.job_release(job["id"])
+    while not slow or page.evaluate("window.told") < 2:  # the answer is on its way, and more has happened since
+        client.job_cancel(job["id"])
+        page.wait_for_timeout(50)
+    wait_for(lambda: client.job_get(job["id"])["state"] == "CANCELLED", what="the job is cancelled", deadline_s=30)
+    page.wait_for_timeout(2_000)  # the last word of the socket came, at most one in 1.5 s
+    slow[0][0].fulfill(response=slow[0][1])
+    expect(row).to_contain_text("Cancelled")
 
 
 def test_the_list_is_alive(page: Page, client: NebulaClient) -> None:
