@@ -1,4 +1,4 @@
-"""Why a job's request is refused. Each has a code and the numbers; jobs/wording.py makes the sentence."""
+"""Why a job's request is refused. Each has a code and the numbers; jobs/wording makes the sentence."""
 
 from __future__ import annotations
 

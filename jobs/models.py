@@ -2,7 +2,7 @@
 
 INVARIANT (database): one live attempt a job; a final state never changes and an epoch never falls (triggers on both
 databases); a slice holds memory; job events are append-only (trigger).
-Reasons are stored as code + params and put into words, in the reader's language, by jobs/wording.py.
+Reasons are stored as code + params and put into words, in the reader's language, by jobs/wording.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Users' words for sizes, times and commands, as numbers and argv lists. Pure; a refusal is a code with its params.
 
-jobs/wording.py has a sentence for each code; nothing here makes prose.
+jobs/wording has a sentence for each code; nothing here makes prose.
 """
 
 from __future__ import annotations

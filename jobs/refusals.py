@@ -1,4 +1,4 @@
-"""Why a request was refused, in words: the errors of jobs/errors.py, jobs/parsing.py and the submit form. See jobs/wording.py."""
+"""Why a request was refused, in words: the errors of jobs/errors.py, jobs/parsing.py and the submit form. See jobs/wording."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ CATALOGUES = sorted(LOCALE.rglob("*.po"))
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "pgettext"}
 #: Where sentences for people come from. Names of models and fields in the admin are not among them.
 SOURCES = [
-    *(ROOT / name for name in ("jobs/wording.py", "jobs/refusals.py", "jobs/api.py", "jobs/output_api.py", "jobs/parameters.py")),
+    *sorted((ROOT / "jobs" / "wording").glob("*.py")),
+    *(ROOT / name for name in ("jobs/refusals.py", "jobs/api.py", "jobs/output_api.py", "jobs/parameters.py")),
     *(ROOT / name for name in ("jobs/serializers.py", "nodes/wording.py", "nodes/errors.py", "nodes/serializers.py")),
     *(ROOT / name for name in ("quotas/api.py", "quotas/auth.py", "quotas/errors.py", "quotas/serializers.py")),
     *(ROOT / name for name in ("nebulagrid/api.py", "nebulagrid/wire.py")),

@@ -124,7 +124,7 @@ def test_each_event_that_the_services_write_has_a_sentence() -> None:
     assert {"submitted", "placed", "running", "stopping"} <= written  # else this test reads nothing
     for code in written:
         text = wording.event_text(JobEvent(code=code, params={}))
-        assert text != code, f"jobs/wording.py has no sentence for the event {code}"
+        assert text != code, f"jobs/wording has no sentence for the event {code}"
 
 
 def test_each_wait_code_that_the_services_write_has_a_sentence() -> None:
