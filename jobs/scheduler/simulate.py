@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from jobs.scheduler.fairshare import Usage
@@ -60,14 +60,16 @@ def simulate(
     ends: Mapping[int, float] | None = None,
     stop_after: int | None = None,
     most_passes: int | None = None,
+    watch: Callable[[float, int], None] | None = None,
 ) -> Trace:
     """Run the arrivals on the cluster until all have ended, or nothing more can happen.
 
     ``cluster``: the nodes, what runs and is taken at ``cluster.now``, and the weights then; its ``jobs`` are not looked at.
     ``history``: what is known of earlier jobs; it is added to. ``ends``: when jobs of ``cluster.running`` end; without one it
     is the pass's own estimate. ``stop_after``: stop as soon as this job has started; ``most_passes``: stop after so many passes.
+    ``watch`` is told, at each event, the simulated time and how many jobs have come: for showing how far it is.
     """
-    return _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}).run(stop_after, most_passes)
+    return _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}).run(stop_after, most_passes, watch)
 
 
 class _Simulation:
@@ -133,7 +135,7 @@ class _Simulation:
         self.usage.hold(run.user, sign * cards, self.now)
         self.project_usage.hold(run.project, sign * cards, self.now)
 
-    def run(self, stop_after: int | None, most_passes: int | None) -> Trace:
+    def run(self, stop_after: int | None, most_passes: int | None, watch: Callable[[float, int], None] | None) -> Trace:
         at, arrivals = 0, self.arrivals
         while True:
             # 1. The next moment at which anything happens; all that happens then is one event.
@@ -148,6 +150,8 @@ class _Simulation:
             while at < len(arrivals) and arrivals[at].job.submitted <= moment:
                 self._come(arrivals[at])
                 at += 1
+            if watch is not None:
+                watch(moment, at)
             # 2. A pass. With no memory free no job with cards can start, so none is needed.
             if self.waiting and (self.free_mib > 0 or any(job.request.gpu_count == 0 for job in self.waiting.values())):
                 self._pass()
