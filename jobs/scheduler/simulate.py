@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from jobs.scheduler.fairshare import Usage
 from jobs.scheduler.plan import plan
 from jobs.scheduler.predict import Finished, History, remaining_s
-from jobs.scheduler.types import Job, Placement, Policy, Running, Slice, Snapshot
+from jobs.scheduler.types import Job, Placement, Policy, Request, Running, Slice, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,7 @@ class _Simulation:
         self.totals = {gpu.id: gpu.total_mib or 0 for node in cluster.nodes for gpu in node.gpus}
         self.free_mib = sum(gpu.total_mib or 0 for node in cluster.nodes if node.takes_work for gpu in node.gpus if gpu.is_schedulable)
         self.open_ids = {gpu.id for node in cluster.nodes if node.takes_work for gpu in node.gpus if gpu.is_schedulable}
+        self.hosts = _Hosts(cluster)
         self.usage, self.project_usage = Usage(policy), Usage(policy)
         self.base, self.project_base = _Fading(cluster.usage, policy, self.now), _Fading(cluster.project_usage, policy, self.now)
         self.idle_slices = self._begin(ends)
@@ -180,6 +181,7 @@ class _Simulation:
         self._hold(run, -1.0)
         for part in self.slices.pop(job):
             self._use(part, -1)
+        self.hosts.leave(job)
         self.usage.finish(run.user, self.now)
         self.project_usage.finish(run.project, self.now)
         fact = self.facts.pop(job, None)
@@ -201,6 +203,7 @@ class _Simulation:
         snapshot = replace(
             self.cluster,
             now=now,
+            nodes=self.hosts.nodes,
             jobs=tuple(self.waiting.values()),
             slices=(*self.idle_slices, *slices),
             running=tuple(self.running.values()),
@@ -231,9 +234,50 @@ class _Simulation:
         for part in parts:
             self._use(part, 1)
         self._hold(run, 1.0)
+        self.hosts.enter(job.id, job.request, [rank.node for rank in placement.ranks])
         end = self.now + self.facts[job.id].seconds
         heapq.heappush(self.ending, (end, job.id))
         self.runs.append(Started(job=job.id, submitted=job.submitted, start=self.now, end=end, placement=placement))
+
+
+class _Hosts:
+    """What live ranks hold of their hosts: cores, memory and, of jobs without a card, turns."""
+
+    def __init__(self, cluster: Snapshot) -> None:
+        self._by_id = {node.id: node for node in cluster.nodes}
+        self.nodes = cluster.nodes
+        self._live: dict[int, tuple[Request, list[int]]] = {}
+        # What runs at the beginning is in its nodes' numbers already; its cards say where it is.
+        place = {gpu.id: node.id for node in cluster.nodes for gpu in node.gpus}
+        for run in cluster.running:
+            there = sorted({place[part.gpu] for part in run.slices if part.gpu in place})
+            if run.request is not None and _is_on_host(run.request) and there:
+                self._live[run.job] = (run.request, there)
+
+    def enter(self, job: int, request: Request, nodes: list[int]) -> None:
+        if _is_on_host(request):
+            self._live[job] = (request, nodes)
+            self._change(request, nodes, 1)
+
+    def leave(self, job: int) -> None:
+        request, nodes = self._live.pop(job, (None, []))
+        if request is not None:
+            self._change(request, nodes, -1)
+
+    def _change(self, request: Request, nodes: list[int], sign: int) -> None:
+        for number in nodes:
+            node = self._by_id[number]
+            self._by_id[number] = replace(
+                node,
+                cpu_milli_held=max(node.cpu_milli_held + sign * (request.cpu_milli or 0), 0),
+                memory_mib_held=max(node.memory_mib_held + sign * (request.host_mem_mib or 0), 0),
+                live_cpu_ranks=max(node.live_cpu_ranks + sign * (request.gpu_count == 0), 0),
+            )
+        self.nodes = tuple(self._by_id.values())
+
+
+def _is_on_host(request: Request) -> bool:
+    return request.gpu_count == 0 or request.cpu_milli is not None or request.host_mem_mib is not None
 
 
 class _Fading:

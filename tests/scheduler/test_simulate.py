@@ -202,6 +202,26 @@ def test_however_many_short_jobs_come_a_long_one_starts(order: str, limits: bool
 # The simulator
 
 
+def test_host_cores_and_memory_of_running_jobs_are_not_given_out_again() -> None:
+    (node,) = cluster(4).nodes
+    pool = Snapshot(now=0.0, nodes=(replace(node, cpu_cores=32, memory_mib=64_000),), jobs=())
+    asks = [Request(cpu_milli=20_000), Request(cpu_milli=20_000), Request(gpu_count=0, host_mem_mib=40_000), Request(host_mem_mib=40_000)]
+    arrivals = [
+        Arrival(job=Job(id=number, request=request, submitted=float(number)), seconds=100.0) for number, request in enumerate(asks, 1)
+    ]
+    trace = simulate(arrivals, pool, Policy(order="fifo"))
+    # 2 × 20 cores > 32; 2 × 40000 MiB > 64000: of each pair the second waits for the first to end.
+    assert {run.job: run.start for run in trace.runs} == {1: 1.0, 2: 101.0, 3: 3.0, 4: 103.0}
+
+
+def test_jobs_without_a_card_are_no_more_than_the_cores_at_any_time() -> None:
+    (node,) = cluster(1).nodes
+    pool = Snapshot(now=0.0, nodes=(replace(node, cpu_cores=4),), jobs=())
+    arrivals = [Arrival(job=Job(id=number, request=Request(gpu_count=0), submitted=float(number)), seconds=100.0) for number in range(1, 7)]
+    trace = simulate(arrivals, pool, Policy(order="fifo"))
+    assert [run.start for run in sorted(trace.runs, key=lambda run: run.job)] == [1.0, 2.0, 3.0, 4.0, 101.0, 102.0]
+
+
 def test_the_same_workload_gives_the_same_trace() -> None:
     arrivals = workload(3, jobs=150, span_s=DAY, limits=False)
     first = simulate(arrivals, cluster(4, 2), Policy())
