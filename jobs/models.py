@@ -40,10 +40,13 @@ class Job(models.Model):
     gpu_count = models.PositiveIntegerField(_("GPUs"), default=1)
     gpu_mem_mib = models.PositiveIntegerField(_("memory a GPU, MiB"), null=True, blank=True, help_text=_("Empty: whole cards."))
     nodes = models.PositiveIntegerField(_("nodes"), default=1)
-    constraints = models.JSONField(_("constraints"), default=dict, blank=True)  # {"arch": "sm_120", "model": …}
+    constraints = models.JSONField(_("constraints"), default=dict, blank=True)  # jobs/requests.py names the keys
     time_limit_s = models.PositiveIntegerField(_("time limit, s"), null=True, blank=True)
     grace_s = models.PositiveIntegerField(_("grace, s"), null=True, blank=True)
     priority = models.IntegerField(_("priority"), default=0)
+    queue = models.CharField(_("queue"), max_length=40, blank=True, default="")  # "" = the policy's first
+    qos = models.CharField(_("quality of service"), max_length=40, blank=True, default="")  # "" = none
+    predicted_s = models.FloatField(_("runtime predicted, s"), null=True, blank=True, editable=False)  # by jobs/history.py
     # how it is treated
     requeue = models.BooleanField(_("requeue"), default=True)
     max_requeues = models.PositiveSmallIntegerField(_("most requeues"), default=3)
@@ -60,6 +63,7 @@ class Job(models.Model):
         settings.AUTH_USER_MODEL, verbose_name=_("held by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     held_why = models.CharField(_("held because"), max_length=200, blank=True)
+    held_s = models.FloatField(_("on hold so far, s"), default=0.0, editable=False)  # does not count as waiting; without a hold that lasts
     want_cancel = models.BooleanField(_("cancel wanted"), default=False)
     cancel_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, verbose_name=_("cancelled by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
@@ -89,6 +93,7 @@ class Job(models.Model):
         indexes = (
             models.Index(fields=("state", "-priority", "submitted_at", "id"), name="job_queue"),
             models.Index(fields=("owner", "-id"), name="job_owner_recent"),
+            models.Index(fields=("ended_at", "id"), condition=Q(ended_at__isnull=False), name="job_ended"),
         )
         constraints = (
             models.CheckConstraint(condition=Q(nodes__gte=1), name="job_nodes_positive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jobs.lifecycle import OnNodeLoss
 from quotas.models import Project
@@ -12,7 +13,11 @@ from quotas.models import Project
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """Sizes in MiB, times in seconds. ``gpu_count`` is for the whole job (D30); ``gpu_mem_mib`` None = whole cards;
-    ``time_limit_s`` None = none; ``grace_s`` None = the installation's."""
+    ``time_limit_s`` None = none; ``grace_s`` None = the installation's.
+
+    ``constraints`` may have ``arch``, ``model``, ``vendor``, ``cuda_min``, ``driver_min`` (texts), ``labels`` ({key: value},
+    texts), ``cpu_milli`` and ``host_mem_mib`` (whole numbers, for each node of the job) and ``exclusive`` (a truth value).
+    """
 
     name: str
     argv: Sequence[str]
@@ -29,4 +34,6 @@ class JobRequest:
     grace_s: int | None = None
     priority: int = 0
     hold: bool = False
-    constraints: Mapping[str, str] = field(default_factory=dict)  # arch, model, vendor
+    queue: str = ""  # one of Policy.queues; "" = the first
+    qos: str = ""  # one of Policy.qos; "" = none
+    constraints: Mapping[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from nodes import telemetry
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from quotas.selectors import cards_room, projects_over_limit, users_over_limit
 
-NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels")
+NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version")
 GPU_FIELDS = (
     "pk",
     "node_id",
@@ -64,6 +64,12 @@ def _request(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: M
         arch=constraints.get("arch"),
         model=constraints.get("model"),
         vendor=constraints.get("vendor"),
+        cuda_min=constraints.get("cuda_min"),
+        driver_min=constraints.get("driver_min"),
+        labels=tuple(sorted((constraints.get("labels") or {}).items())),
+        cpu_milli=constraints.get("cpu_milli"),
+        host_mem_mib=constraints.get("host_mem_mib"),
+        is_exclusive=bool(constraints.get("exclusive")),
     )
 
 
@@ -132,8 +138,10 @@ def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, l
             memory_mib=memory,
             labels=labels,
             live_cpu_ranks=cpu_ranks.get(pk, 0),
+            cuda_version=cuda or None,
+            driver_version=driver or None,
         )
-        for pk, name, state, cordoned, cores, memory, labels in node_rows
+        for pk, name, state, cordoned, cores, memory, labels, cuda, driver in node_rows
     )
 
 
@@ -182,16 +190,18 @@ def build(now: datetime) -> core.Snapshot:
         .order_by("-priority", "submitted_at", "pk")
         .values_list(
             "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
-            "time_limit_s", "held", "held_why", "held_by__email", "is_restored",
+            "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
         )
     )  # fmt: skip
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
     over, over_projects = users_over_limit(owners, now=now), projects_over_limit(projects, now=now)
     room, room_projects = cards_room(users=owners, projects=projects)
     jobs: list[core.Job] = []
-    requests: dict[tuple[Any, ...], core.Request] = {}
-    for pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored in waiting:
-        shape = (count, mem, nodes_n, *sorted(limits.items()))
+    requests: dict[tuple[Any, ...], core.Request] = {}  # of equal requests one object: the core need not hash each
+    for (
+        pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored, queue, qos, predicted,
+    ) in waiting:  # fmt: skip
+        shape = (count, mem, nodes_n, repr(limits) if limits else "")
         if shape not in requests:
             requests[shape] = _request(count, mem, nodes_n, limits)
         hold, params = (None, {})
@@ -209,6 +219,9 @@ def build(now: datetime) -> core.Snapshot:
             core.Job(
                 id=pk,
                 request=requests[shape],
+                predicted_s=predicted,
+                queue=queue,
+                qos=qos,
                 submitted=submitted.timestamp(),
                 priority=priority,
                 user=owner,

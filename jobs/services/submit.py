@@ -71,6 +71,8 @@ def _insert(*, owner: User, request: JobRequest) -> Job:
             "time_limit_s",
             "grace_s",
             "priority",
+            "queue",
+            "qos",
             "requeue",
             "on_node_loss",
         )

@@ -32,9 +32,8 @@ class Lab:
 
     def node(self, name: str, *cards: int | None, **more: Any) -> Node:
         """A READY node with a card for each size in MiB."""
-        node = Node.objects.create(
-            name=name, state=NodeState.READY, session=f"session-{name}", boot_id="boot-1", address="10.0.0.1", **more
-        )
+        fields = {"state": NodeState.READY, "session": f"session-{name}", "boot_id": "boot-1", "address": "10.0.0.1", **more}
+        node = Node.objects.create(name=name, **fields)
         for index, mib in enumerate(cards):
             Gpu.objects.create(node=node, uuid=f"GPU-{name}-{index}", index=index, model="RTX 4090", vendor="nvidia", total_mib=mib)
         self.reports[node.pk] = {}

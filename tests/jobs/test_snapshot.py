@@ -1,0 +1,80 @@
+"""What a pass reads: every column and every constraint of a job arrives in the core."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs import snapshot
+from jobs.models import Job
+from jobs.scheduler import types as core
+from tests.jobs.lab import Lab
+
+pytestmark = pytest.mark.django_db
+
+EVERYTHING = {
+    "arch": "8.9",
+    "model": "RTX 4090|A100",
+    "vendor": "nvidia",
+    "cuda_min": "12.4",
+    "driver_min": "550",
+    "labels": {"zone": "b", "rack": "7"},
+    "cpu_milli": 1500,
+    "host_mem_mib": 2048,
+    "exclusive": True,
+}
+
+
+@pytest.fixture
+def lab() -> Lab:
+    return Lab()
+
+
+def test_all_that_a_job_asks_for_reaches_the_core(lab: Lab) -> None:
+    labels = {"zone": "b", "rack": "7", "more": "x"}
+    node = lab.node("n1", 24564, cpu_cores=8, memory_mib=64_000, cuda_version="12.8", driver_version="570.1", labels=labels)
+    node.gpus.update(compute_capability="8.9")
+    job = lab.submit(gpu_mem_mib=4096, constraints=EVERYTHING, queue="interactive", qos="low", time_limit_s=600)
+    (seen,) = snapshot.build(lab.now).jobs
+    assert seen.request == core.Request(
+        gpu_count=1,
+        gpu_mem_mib=4096,
+        arch="8.9",
+        model="RTX 4090|A100",
+        vendor="nvidia",
+        cuda_min="12.4",
+        driver_min="550",
+        labels=(("rack", "7"), ("zone", "b")),
+        cpu_milli=1500,
+        host_mem_mib=2048,
+        is_exclusive=True,
+    )
+    assert (seen.queue, seen.qos, seen.time_limit_s) == ("interactive", "low", 600)
+    assert lab.schedule().started == [job.pk]
+    assert [part.is_exclusive for part in lab.slices(job)] == [True], "exclusive takes the whole card, however little it asks for"
+
+
+def test_a_job_without_queue_and_constraints_asks_for_nothing_more(lab: Lab) -> None:
+    lab.node("n1", 24564)
+    lab.submit(gpu_mem_mib=4096)
+    (seen,) = snapshot.build(lab.now).jobs
+    assert seen.request == core.Request(gpu_count=1, gpu_mem_mib=4096)
+    assert (seen.queue, seen.qos, seen.predicted_s) == ("", "", None)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "code"),
+    [
+        ({"cuda_min": "12.9"}, "cuda"),
+        ({"driver_min": "600"}, "driver"),
+        ({"labels": {"zone": "a"}}, "label"),
+    ],
+)
+def test_a_node_that_lacks_what_is_asked_for_gets_no_job(lab: Lab, constraints: dict[str, object], code: str) -> None:
+    lab.node("n1", 24564, cuda_version="12.8", driver_version="570.1", labels={"zone": "b"})
+    lab.node("n2", 24564, state="UNKNOWN", cuda_version="13.0", driver_version="600.2", labels={"zone": "a"})
+    job = lab.submit(gpu_mem_mib=4096, constraints=constraints)
+    lab.schedule()
+    job.refresh_from_db()
+    assert job.state == "WAITING"
+    Job.objects.filter(pk=job.pk).update(constraints={})
+    assert lab.schedule().started == [job.pk], f"it was the {code} that kept it"
