@@ -41,6 +41,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("node", "show"): ("pool", "node_show", _("All about one machine.")),
     ("node", "add"): ("pool", "node_add", _("Make a token with which a machine may join (staff).")),
     ("node", "drain"): ("pool", "node_drain", _("Give a machine no new jobs (staff).")),
+    ("node", "label"): ("pool", "node_label", _("Give a machine labels that jobs may ask for (staff).")),
     ("node", "resume"): ("pool", "node_resume", _("Give a machine jobs again (staff).")),
     ("gpu", "list"): ("pool", "gpu_list", _("The cards.")),
 }

@@ -121,6 +121,11 @@ def size(count: int | None) -> str:
     return f"{amount:.1f} TiB"
 
 
+def labels_text(labels: Mapping[str, str] | None) -> str:
+    """ "rack=r2 zone=a"; none as "-"."""
+    return " ".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
+
+
 def percent(value: float | None) -> str:
     return NONE if value is None else f"{value:.0f}%"
 

@@ -238,6 +238,11 @@ class NebulaClient:
         """The node takes work again. Staff."""
         return cast(shapes.Node, self._call("POST", f"/nodes/{quote(name, safe='')}/resume", is_repeatable=True))
 
+    def node_label(self, name: str, labels: Mapping[str, str | None]) -> shapes.Node:
+        """Give the node these labels, which jobs may ask for; None takes one away, others stay. Staff."""
+        body = {"labels": dict(labels)}
+        return cast(shapes.Node, self._call("PATCH", f"/nodes/{quote(name, safe='')}", body=body, is_repeatable=True))
+
     def node_enroll_token(self, *, name: str = "") -> shapes.EnrollToken:
         """A token with which one machine may join once, within the hour. Staff."""
         return cast(shapes.EnrollToken, self._call("POST", "/nodes/enroll-token", body={"name": name} if name else {}))
@@ -301,7 +306,7 @@ class NebulaClient:
         """One call with its retries; the body is serialised once, so that repeats are the same bytes."""
         sent = self._headers(is_anonymous=is_anonymous, extra=headers)
         content: bytes | None = None
-        if method == "POST":
+        if method in {"POST", "PATCH"}:
             content = json.dumps(body or {}, ensure_ascii=False).encode("utf-8", "surrogatepass")
             sent["Content-Type"] = "application/json"
         target = base + path + _query(params)

@@ -201,6 +201,7 @@ class Node(TypedDict):
     cuda_version: str
     cpu_cores: int | None
     memory_mib: int | None
+    labels: dict[str, str]
     last_seen_at: str | None
     advice: list[dict[str, Any]]
     load_pct: float | None

@@ -314,6 +314,7 @@ class FakeApi:
             "cuda_version": "12.4",
             "cpu_cores": 16,
             "memory_mib": 65_536,
+            "labels": {},
             "last_seen_at": _now(),
             "advice": [],
             "load_pct": 0,

@@ -54,6 +54,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self._handle("POST")
 
+    def do_PATCH(self) -> None:
+        self._handle("PATCH")
+
     def do_DELETE(self) -> None:
         self._handle("DELETE")
 
@@ -290,6 +293,11 @@ class Handler(BaseHTTPRequestHandler):
             raise Refusal(404, "not_found", f"There is no node {name}.")
         match rest, method:
             case [], "GET":
+                return 200, node
+            case [], "PATCH":
+                self._staff(user)
+                merged = {**node["labels"], **body["labels"]}
+                node["labels"] = {key: value for key, value in sorted(merged.items()) if value is not None}
                 return 200, node
             case ["drain"], "POST":
                 self._staff(user)

@@ -9,7 +9,7 @@ from django.shortcuts import get_object_or_404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import generics, status
 from rest_framework.exceptions import NotFound
-from rest_framework.permissions import IsAdminUser
+from rest_framework.permissions import BasePermission, IsAdminUser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -24,6 +24,7 @@ from nodes.serializers import (
     EnrollTokenRequest,
     EnrollTokenSchema,
     GpuSchema,
+    NodePatch,
     NodeSchema,
     ResumeRequest,
     command_json,
@@ -78,8 +79,26 @@ class NodeListView(generics.GenericAPIView[Node]):
 
 
 class NodeDetailView(APIView):
+    def get_permissions(self) -> list[BasePermission]:
+        """Everybody who is signed in may look, staff may change."""
+        return [IsAdminUser()] if self.request.method == "PATCH" else super().get_permissions()
+
     @extend_schema(operation_id="node_get", summary="One node", responses=NodeSchema)
     def get(self, request: Request, name: str) -> Response:
+        return Response(nodes_json([node_find(name)])[0])
+
+    @extend_schema(
+        operation_id="node_patch",
+        summary="Label a node",
+        description="Of the labels those named change, null takes one away; jobs may ask for them. Staff only.",
+        request=NodePatch,
+        responses=NodeSchema,
+    )
+    def patch(self, request: Request, name: str) -> Response:
+        node = node_find(name)
+        body = NodePatch(data=request.data)
+        body.is_valid(raise_exception=True)
+        services.node_label(node=node, by=request.user, changes=body.validated_data["labels"])
         return Response(nodes_json([node_find(name)])[0])
 
 

@@ -9,6 +9,7 @@ from nodes import views
 urlpatterns = [
     path("add/new/", views.node_add, name="node-add"),
     path("<slug:name>/drain/", views.node_drain, name="node-drain"),
+    path("<slug:name>/labels/", views.node_labels, name="node-labels"),
     path("<slug:name>/resume/", views.node_resume, name="node-resume"),
     path("<slug:name>/commands/", views.node_commands, name="node-commands"),
 ]

@@ -81,6 +81,7 @@ def node_json(node: Node, gpus: Sequence[Gpu], latest: Mapping[int, Mapping[str,
         "cuda_version": node.cuda_version,
         "cpu_cores": node.cpu_cores,
         "memory_mib": node.memory_mib,
+        "labels": node.labels,
         "last_seen_at": _iso(node.last_seen_at),
         "advice": [{"code": str(code), "text": advice_text(str(code))} for code in node.advice],
         "load_pct": round(sum(told) / len(told)) if told else None,
@@ -130,6 +131,12 @@ class NodeInput(serializers.Serializer[Any]):
         if near:
             return _("There is no such field. Did you mean %(near)s?") % {"near": near[0]}
         return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(self.fields) or _("none")}
+
+
+class NodePatch(NodeInput):
+    labels = serializers.DictField(
+        child=Text(allow_null=True, allow_blank=True, trim_whitespace=False), help_text="Those named here change; null takes one away."
+    )
 
 
 class DrainRequest(NodeInput):
@@ -204,6 +211,7 @@ class NodeSchema(serializers.Serializer[Any]):
     cuda_version = serializers.CharField()
     cpu_cores = serializers.IntegerField(allow_null=True)
     memory_mib = serializers.IntegerField(allow_null=True)
+    labels = serializers.DictField(child=serializers.CharField())
     last_seen_at = serializers.DateTimeField(allow_null=True)
     advice = AdviceSchema(many=True)
     load_pct = serializers.IntegerField(allow_null=True)

@@ -1,4 +1,4 @@
-"""Writes to nodes: enrolment, drains, commands, liveness. A sync is in nodes/sync.py."""
+"""Writes to nodes: enrolment, drains, commands, liveness. A sync is in nodes/sync.py, labels are in nodes/labels.py."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from nodes import live, selectors, telemetry
 from nodes.auth import credential_sha256
 from nodes.errors import EnrolRefused, NodeRefused
 from nodes.inventory import SILENT
+from nodes.labels import node_label
 from nodes.liveness import silent_nodes, watch_next
 from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
 from nodes.sync import NodeSync, node_ready, node_sync
@@ -34,6 +35,7 @@ __all__ = [
     "liveness_check",
     "node_cordon",
     "node_enrol",
+    "node_label",
     "node_ready",
     "node_resume",
     "node_retire",

@@ -1,4 +1,4 @@
-"""What staff may do to a node: add one, drain, resume, ask its agent. Each works as a plain form, without a script."""
+"""What staff may do to a node: add one, drain, resume, label it, ask its agent. Each works as a plain form, without a script."""
 
 from __future__ import annotations
 
@@ -75,6 +75,41 @@ def node_drain(request: HttpRequest, name: str) -> HttpResponse:
             return redirect("node-detail", name=node.name)
     status = 400 if request.method == "POST" else 200
     return render(request, "nodes/drain.html", {"node": node, "form": form, "zone": timezone.get_current_timezone_name()}, status=status)
+
+
+class LabelsForm(forms.Form):
+    """All labels of a node, one KEY=VALUE a line."""
+
+    labels = forms.CharField(label=gettext_lazy("Labels"), required=False, strip=False, max_length=20_000)
+
+    def clean_labels(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for number, line in enumerate(self.cleaned_data["labels"].replace("\r\n", "\n").split("\n"), start=1):
+            key, border, value = (part.strip() for part in line.partition("="))
+            if not line.strip():
+                continue
+            if not border:
+                raise forms.ValidationError(_("Line %(number)d has no =; write KEY=VALUE.") % {"number": number})
+            if key in found:
+                raise forms.ValidationError(_("%(name)s is there twice, again in line %(number)d.") % {"name": key[:60], "number": number})
+            found[key] = value
+        return found
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@staff_only
+def node_labels(request: HttpRequest, name: str) -> HttpResponse:
+    node = get_object_or_404(Node, name=name)
+    before = "\n".join(f"{key}={value}" for key, value in node.labels.items())
+    form = LabelsForm(request.POST if request.method == "POST" else None, initial={"labels": before})
+    if request.method == "POST" and form.is_valid():
+        try:
+            services.node_label(node=node, by=request.user, changes=form.cleaned_data["labels"], replace=True)
+        except NodeRefused as error:
+            form.add_error("labels", error.message or str(error))
+        else:
+            return redirect("node-detail", name=node.name)
+    return render(request, "nodes/labels.html", {"node": node, "form": form}, status=400 if request.method == "POST" else 200)
 
 
 @require_POST

@@ -50,6 +50,9 @@ class Api:
     def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         return _read(self.call("POST", path, body, **headers))
 
+    def patch(self, path: str, body: Any = None) -> tuple[int, Any]:
+        return _read(self.call("PATCH", path, body))
+
 
 def _read(answer: HttpResponse) -> tuple[int, Any]:
     return answer.status_code, (json.loads(answer.content) if answer.content else None)

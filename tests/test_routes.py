@@ -58,6 +58,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("GET", "nodes/"): Row(),
     ("POST", "nodes/enroll-token"): staff_only(201, body={}),
     ("GET", "nodes/<str:name>"): Row(),
+    ("PATCH", "nodes/<str:name>"): staff_only(200, body={"labels": {"rack": "r2"}}),
     ("POST", "nodes/<str:name>/drain"): staff_only(200, body={"reason": "new fan"}),
     ("POST", "nodes/<str:name>/resume"): staff_only(200),
     ("POST", "nodes/<str:name>/commands"): staff_only(202, body={"verb": "ping"}),

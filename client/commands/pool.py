@@ -12,7 +12,7 @@ import typer
 from client.commands.common import JsonFlag, ProfileOption, columns, say, session_open, usage_fault
 from client.errors import NebulaError
 from client.i18n import _
-from client.output import gib, gib_number, known, model_short, node_marks, overview, pairs, percent, safe, table, time_local
+from client.output import gib, gib_number, known, labels_text, model_short, node_marks, overview, pairs, percent, safe, table, time_local
 from client.profile import secret_write
 from client.transport import is_loopback
 
@@ -61,6 +61,7 @@ def node_show(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption 
         (_("Driver / CUDA"), f"{known(node['driver_version'])} / {known(node['cuda_version'])}"),
         (_("CPU cores"), known(node["cpu_cores"])),
         (_("Memory"), gib(node["memory_mib"])),
+        (_("Labels"), labels_text(node.get("labels"))),
         (_("Load"), percent(node["load_pct"])),
         (_("Last seen"), time_local(node["last_seen_at"])),
     ]
@@ -152,6 +153,26 @@ def node_resume(name: NodeName, is_json: JsonFlag = False, profile: ProfileOptio
     session = session_open(is_json, profile)
     node = session.client.node_resume(name)
     session.answer(node, _("{name} takes new jobs again.").format(name=safe(node["name"])))
+
+
+def node_label(
+    name: NodeName,
+    changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-...", help=_("A label to set, or with - behind it to take away."))],
+    is_json: JsonFlag = False,
+    profile: ProfileOption = None,
+) -> None:
+    wanted: dict[str, str | None] = {}
+    for change in changes:
+        key, border, value = change.partition("=")
+        if not border and not change.endswith("-"):
+            raise usage_fault(_("{change!r}: write KEY=VALUE to set a label, KEY- to take it away.").format(change=change))
+        key = key if border else change[:-1]
+        if key in wanted:
+            raise usage_fault(_("The label {key!r} is named twice.").format(key=key))
+        wanted[key] = value if border else None
+    session = session_open(is_json, profile)
+    node = session.client.node_label(name, wanted)
+    session.answer(node, _("{name}: {labels}").format(name=safe(node["name"]), labels=labels_text(node["labels"])))
 
 
 def gpu_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:

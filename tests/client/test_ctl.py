@@ -332,6 +332,17 @@ def test_node_and_gpu_tables(nebula: Ctl, api: FakeApi) -> None:
     assert nebula("gpu", "list", "--json").json()[0]["total_mib"] == 24_564
 
 
+def test_labelling_a_node(nebula: Ctl, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.node_add("node01", labels={"rack": "r1", "old": "x"})
+    assert nebula("node", "label", "node01", "rack=r2").code == 3
+    monkeypatch.setenv("NEBULA_TOKEN", api.staff_token)
+    ran = nebula("node", "label", "node01", "rack=r2", "floor=三楼=x", "zone=", "old-")
+    assert (ran.code, ran.out) == (0, "node01: floor=三楼=x rack=r2 zone=\n")
+    assert "Labels:        floor=三楼=x rack=r2 zone=" in nebula("node", "show", "node01").out
+    for wrong in (["rack"], ["rack=a", "rack-"], []):
+        assert nebula("node", "label", "node01", *wrong).code == 2
+
+
 def test_draining_and_resuming_a_node(nebula: Ctl, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     lab(api)
     assert nebula("node", "drain", "node01", "--reason", "fans").code == 3
