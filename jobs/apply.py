@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from django.conf import settings
@@ -81,9 +82,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
                 cards_hold(user=job.owner_id, project=job.project_id, n=cards)
             except DomainError:
                 continue  # the next pass says so: the quota is read into its snapshot
-        for rank in placed.ranks:
-            for grant in rank.grants:
-                taken[grant.gpu].append(core.Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=job.pk))
+        _take(job, placed, nodes, taken)
         good.append(placed)
     if not good:
         return []
@@ -121,6 +120,23 @@ def _still_fits(
         if rank_fits(request, rank, node, here, policy) is not None:
             return False
     return True
+
+
+def _take(job: Job, placed: core.Placement, nodes: dict[int, core.Node], taken: dict[int, list[core.Slice]]) -> None:
+    """What this placement leaves of the cards and hosts for those after it."""
+    request = snapshot.request_of(job)
+    on_host = request.gpu_count == 0 or request.cpu_milli or request.host_mem_mib
+    for rank in placed.ranks:
+        for grant in rank.grants:
+            taken[grant.gpu].append(core.Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=job.pk))
+        if on_host:
+            node = nodes[rank.node]
+            nodes[rank.node] = replace(
+                node,
+                live_cpu_ranks=node.live_cpu_ranks + (request.gpu_count == 0),
+                cpu_milli_held=node.cpu_milli_held + (request.cpu_milli or 0),
+                memory_mib_held=node.memory_mib_held + (request.host_mem_mib or 0),
+            )
 
 
 def _cards_take(grants: Iterable[core.Grant]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Count, Q
+from django.db import connection
+from django.db.models import Q
 
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
 from jobs.models import Job, Rank, Slice
@@ -35,6 +37,8 @@ GPU_FIELDS = (
     "pcie_gen",
     "pcie_width",
 )
+#: First key of the advisory lock of a node without cards; the second is its id.
+HOST_LOCK = 0x686F_7374  # "host"
 
 
 def policy_current() -> core.Policy:
@@ -79,14 +83,53 @@ def _refusal(state: str, cordoned: bool) -> str | None:
     return "cordoned" if cordoned else None
 
 
+@dataclass(slots=True)
+class Host:
+    """What live ranks hold of a node: turns of jobs without a card, thousandths of a core, MiB of host memory."""
+
+    cpu_ranks: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+def hosts_read(node_ids: Iterable[int] | None = None) -> dict[int, Host]:
+    """Node id → what its live ranks hold of the host; nodes without such ranks are left out. One query.
+
+    A program that has ended holds nothing of the host any more, though its card may still be waited for.
+    """
+    live = Rank.objects.filter(is_forgotten=False).exclude(observed__in=RANK_FINAL)
+    if node_ids is not None:
+        live = live.filter(node_id__in=list(node_ids))
+    asks = Q(attempt__job__gpu_count=0) | Q(attempt__job__constraints__has_any_keys=("cpu_milli", "host_mem_mib"))
+    rows = live.filter(asks).order_by().values_list("node_id", "attempt__job__gpu_count", "attempt__job__constraints")
+    found: dict[int, Host] = defaultdict(Host)
+    for node_id, cards, constraints in rows:
+        host = found[node_id]
+        host.cpu_ranks += cards == 0
+        host.cpu_milli += constraints.get("cpu_milli") or 0
+        host.memory_mib += constraints.get("host_mem_mib") or 0
+    return dict(found)
+
+
+def _hosts_lock(node_ids: Iterable[int]) -> None:
+    """A node without cards has no card row to wait at: two passes at once meet here instead. Nothing on SQLite, where a writer is alone."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            for node_id in sorted(node_ids):
+                cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [HOST_LOCK, node_id & 0x7FFF_FFFF])
+
+
 def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, lock: bool = False) -> tuple[core.Node, ...]:
-    """The pool's nodes with their cards, by id. ``lock`` takes the card rows' locks in id order (PostgreSQL)."""
+    """The pool's nodes with their cards, by id. ``lock`` takes the card rows' locks in id order (PostgreSQL); what the hosts
+    have left is read behind them."""
     wanted = Q() if ids is None else Q(pk__in=list(ids))
     node_rows = list(Node.objects.filter(wanted).exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
     gpu_query = Gpu.objects.filter(node_id__in=[row[0] for row in node_rows]) if ids is not None else Gpu.objects.all()
     if lock:
         gpu_query = gpu_query.select_for_update()
     gpu_rows = list(gpu_query.order_by("pk").values_list(*GPU_FIELDS))
+    if lock:
+        _hosts_lock({row[0] for row in node_rows} - {row[1] for row in gpu_rows})
     latest = telemetry.gpus_latest([row[0] for row in gpu_rows]) if with_latest else {}
     cards: dict[int, list[core.Gpu]] = defaultdict(list)
     for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width in gpu_rows:
@@ -116,16 +159,8 @@ def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, l
     if not lock:
         for a, b, kind, node_id in GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"):
             links[node_id].append(core.Link(a=a, b=b, kind=kind))
-    cpu_ranks: dict[int, int] = {}
-    if with_latest:
-        busy = (
-            Rank.objects.filter(is_forgotten=False, slices__isnull=True)
-            .exclude(observed__in=RANK_FINAL)
-            .values_list("node_id")
-            .annotate(Count("pk"))
-            .order_by()
-        )
-        cpu_ranks = dict(busy)
+    hosts = hosts_read(ids) if with_latest or lock else {}
+    nothing = Host()
     return tuple(
         core.Node(
             id=pk,
@@ -137,7 +172,9 @@ def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, l
             cpu_cores=cores,
             memory_mib=memory,
             labels=labels,
-            live_cpu_ranks=cpu_ranks.get(pk, 0),
+            live_cpu_ranks=hosts.get(pk, nothing).cpu_ranks,
+            cpu_milli_held=hosts.get(pk, nothing).cpu_milli,
+            memory_mib_held=hosts.get(pk, nothing).memory_mib,
             cuda_version=cuda or None,
             driver_version=driver or None,
         )

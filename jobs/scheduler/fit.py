@@ -14,6 +14,7 @@ from jobs.scheduler.need import (
     DEFAULT_POLICY,
     Need,
     cards_per_node,
+    cpu_ranks_max,
     foreign_counted_mib,
     free_mib,
     host_free,
@@ -89,8 +90,12 @@ def rank_fits(request: Request, rank: RankPlacement, node: Node, taken: Sequence
     A grant that could be larger by now (a neighbour has left since) is still good: it is within the rules.
     """
     host = _host_fits(request, node)
-    if host is not None or request.gpu_count == 0:
+    if host is not None:
         return host
+    if request.gpu_count == 0:
+        limit = cpu_ranks_max(node)
+        params = {"needed": request.nodes, "free": 0, "limit": limit, "node": node.name}
+        return Reason(code=reasons.CPU_BUSY, params=params) if node.live_cpu_ranks >= limit else None
     by_id = {gpu.id: gpu for gpu in node.gpus}
     asked = [grant.gpu for grant in rank.grants]
     if len(set(asked)) != len(asked) or len(asked) != cards_per_node(request):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jobs import snapshot
+from jobs.apply import plan_apply
 from jobs.models import Job
+from jobs.scheduler import plan
 from jobs.scheduler import types as core
-from tests.jobs.lab import Lab
+from tests.jobs.lab import Lab, state
 
 pytestmark = pytest.mark.django_db
 
@@ -78,3 +82,39 @@ def test_a_node_that_lacks_what_is_asked_for_gets_no_job(lab: Lab, constraints: 
     assert job.state == "WAITING"
     Job.objects.filter(pk=job.pk).update(constraints={})
     assert lab.schedule().started == [job.pk], f"it was the {code} that kept it"
+
+
+# --- the host ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_live_ranks_hold_of_the_host_is_not_given_twice(lab: Lab) -> None:
+    lab.node("n1", 24564, 24564, cpu_cores=8, memory_mib=64_000)
+    first, second = (lab.submit(gpu_mem_mib=4096, constraints={"cpu_milli": 5000, "host_mem_mib": 10_000}) for _ in range(2))
+    assert lab.schedule().started == [first.pk]
+    assert state(second) == "WAITING"
+    assert (second.wait_code, second.wait_params["largest_free_milli"]) == ("host_cpu", 3000)  # 8 cores − 5
+    lab.report(first, "RUNNING")
+    lab.exit(first, released=None)
+    assert lab.schedule().started == [second.pk], "the program has ended: its cores are free, though its card is not yet"
+
+
+def test_a_plan_that_has_grown_old_never_oversubscribes_a_host(lab: Lab) -> None:
+    lab.node("n1", 24564, 24564, cpu_cores=8, memory_mib=64_000)
+    lab.node("cpu-only", cpu_cores=8, memory_mib=64_000)
+    jobs = [lab.submit(gpu_count=0, constraints={"cpu_milli": 5000}) for _ in range(4)]
+    view = snapshot.build(lab.now)
+    plans = [plan(replace(view, jobs=[job]), snapshot.policy_current()) for job in view.jobs]  # each thinks that it is alone
+    started = [job for decided in plans for job in plan_apply(decided, now=lab.now)]
+    assert len(started) == 1, "all four were sent to the node where the first one is"
+    both = core.Plan(placements=tuple(placed for decided in plans[1:] for placed in decided.placements), refusals=())
+    Job.objects.filter(pk__in=[job.pk for job in jobs[1:]]).update(constraints={"cpu_milli": 3000})
+    assert len(plan_apply(both, now=lab.now)) == 1, "8 − 5 cores hold one of 3, not three in one batch"
+
+
+def test_a_plan_that_has_grown_old_starts_no_more_ranks_without_a_card_than_a_node_has_turns(lab: Lab) -> None:
+    lab.node("cpu-only", cpu_cores=2)
+    for _ in range(6):
+        lab.submit(gpu_count=0)
+    view = snapshot.build(lab.now)
+    plans = [plan(replace(view, jobs=[job]), snapshot.policy_current()) for job in view.jobs]
+    assert sum(len(plan_apply(decided, now=lab.now)) for decided in plans) == 4  # one a core, at least 4
