@@ -19,18 +19,9 @@ from jobs import logs, services, wording
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.parameters import bad_parameter, job_find
+from jobs.schemas import EventSchema, JobSchema, UsageSchema, WhySchema
 from jobs.selectors import jobs_visible_to, wait_ahead
-from jobs.serializers import (
-    Empty,
-    EventSchema,
-    HoldRequest,
-    JobSchema,
-    SubmitRequest,
-    UsageSchema,
-    WhySchema,
-    event_json,
-    job_json,
-)
+from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json
 from nodes import telemetry
 from nodes.api import pool_overview
 from nodes.selectors import pool_notices

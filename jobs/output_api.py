@@ -26,8 +26,9 @@ from jobs.agent_api import artifact_path
 from jobs.lifecycle import RANK_FINAL
 from jobs.models import Artifact, Job, Rank
 from jobs.parameters import bad_parameter, job_find, whole_parameter
+from jobs.schemas import ArtifactSchema, LogSchema
 from jobs.selectors import attempt_latest, rank_find
-from jobs.serializers import ArtifactSchema, LogSchema, artifact_json
+from jobs.serializers import artifact_json
 
 LOG_LIMIT = 262_144
 LOG_LIMIT_MAX = 1_048_576

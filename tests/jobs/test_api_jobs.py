@@ -16,7 +16,7 @@ from rest_framework import serializers
 
 from jobs.lifecycle import JobState
 from jobs.models import Attempt, Job, JobEvent
-from jobs.serializers import EventSchema, JobSchema, LogSchema, UsageSchema, WhySchema
+from jobs.schemas import EventSchema, JobSchema, LogSchema, UsageSchema, WhySchema
 from quotas.models import User
 from tests.factories import attempt_make, gpu_make, job_make, node_make, project_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401

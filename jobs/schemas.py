@@ -1,0 +1,142 @@
+"""What the job room's JSON looks like, for OpenAPI. jobs/serializers.py makes it; a test compares the two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from jobs.lifecycle import JobState, OnNodeLoss
+
+
+class WaitSchema(serializers.Serializer[Any]):
+    code = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField(help_text="In the language of Accept-Language.")
+    position = serializers.IntegerField(allow_null=True, help_text="1 = head of the queue; null while held, and in the answer of a submit.")
+    checked_at = serializers.DateTimeField(allow_null=True)
+
+
+class EndSchema(serializers.Serializer[Any]):
+    reason = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+
+
+class RankGpuSchema(serializers.Serializer[Any]):
+    uuid = serializers.CharField()
+    short = serializers.CharField()
+    index = serializers.IntegerField()
+    model = serializers.CharField()
+    mib = serializers.IntegerField()
+    exclusive = serializers.BooleanField()
+    simulated = serializers.BooleanField()
+
+
+class RankSchema(serializers.Serializer[Any]):
+    index = serializers.IntegerField()
+    node = serializers.CharField()
+    desired = serializers.CharField()
+    observed = serializers.CharField()
+    exit_code = serializers.IntegerField(allow_null=True)
+    exit_signal = serializers.IntegerField(allow_null=True)
+    log_bytes = serializers.IntegerField()
+    gpus = RankGpuSchema(many=True)
+
+
+class AttemptSchema(serializers.Serializer[Any]):
+    epoch = serializers.IntegerField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+    ranks = RankSchema(many=True, required=False, help_text="Not in lists.")
+
+
+class JobSchema(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    name = serializers.CharField()
+    state = serializers.ChoiceField(choices=[s.value for s in JobState])
+    owner = serializers.CharField(help_text="E-mail address.")
+    project = serializers.CharField()
+    argv = serializers.ListField(child=serializers.CharField())
+    workdir = serializers.CharField()
+    env = serializers.DictField(child=serializers.CharField(allow_null=True), help_text="Values are null for anybody but the owner.")
+    gpu_count = serializers.IntegerField()
+    gpu_mem_mib = serializers.IntegerField(allow_null=True, help_text="null = whole GPUs.")
+    nodes = serializers.IntegerField()
+    constraints = serializers.DictField(child=serializers.CharField())
+    time_limit_s = serializers.IntegerField(allow_null=True)
+    grace_s = serializers.IntegerField(allow_null=True)
+    priority = serializers.IntegerField()
+    requeue = serializers.BooleanField()
+    requeues = serializers.IntegerField()
+    on_node_loss = serializers.ChoiceField(choices=[o.value for o in OnNodeLoss])
+    checkpoint = serializers.CharField()
+    held = serializers.BooleanField()
+    held_why = serializers.CharField()
+    want_cancel = serializers.BooleanField()
+    kind = serializers.CharField()
+    wait = WaitSchema(allow_null=True)
+    end = EndSchema(allow_null=True)
+    attempt = AttemptSchema(allow_null=True)
+    submitted_at = serializers.DateTimeField()
+    queued_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    ended_at = serializers.DateTimeField(allow_null=True)
+
+
+class LogSchema(serializers.Serializer[Any]):
+    job = serializers.IntegerField()
+    attempt = serializers.IntegerField(allow_null=True, help_text="null while the job has not started.")
+    rank = serializers.IntegerField()
+    offset = serializers.IntegerField(help_text="In bytes.")
+    next_offset = serializers.IntegerField(help_text="Ask for this next.")
+    length = serializers.IntegerField(help_text="Bytes that have arrived.")
+    is_complete = serializers.BooleanField(help_text="No more will come.")
+    text = serializers.CharField()
+
+
+class EventSchema(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    code = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField()
+    from_state = serializers.CharField()
+    to_state = serializers.CharField()
+    epoch = serializers.IntegerField()
+    by = serializers.CharField(allow_null=True)
+
+
+class WhySchema(serializers.Serializer[Any]):
+    state = serializers.ChoiceField(choices=[s.value for s in JobState])
+    code = serializers.CharField()
+    params = serializers.DictField()
+    text = serializers.CharField()
+    position = serializers.IntegerField(allow_null=True)
+    checked_at = serializers.DateTimeField(allow_null=True)
+    ahead = serializers.IntegerField(allow_null=True)
+
+
+class ArtifactSchema(serializers.Serializer[Any]):
+    attempt = serializers.IntegerField()
+    rank = serializers.IntegerField()
+    name = serializers.CharField()
+    size = serializers.IntegerField()
+    sha256 = serializers.CharField()
+    created_at = serializers.DateTimeField()
+
+
+class NoticeSchema(serializers.Serializer[Any]):
+    code = serializers.CharField()
+    text = serializers.CharField()
+
+
+class UsageSchema(serializers.Serializer[Any]):
+    nodes = serializers.DictField(child=serializers.IntegerField(), help_text="total, and how many are in each state.")
+    gpus = serializers.DictField(child=serializers.IntegerField(), help_text="total = idle + busy + maintenance.")
+    vram = serializers.DictField(child=serializers.IntegerField(), help_text="total_mib, free_mib")
+    jobs = serializers.DictField(child=serializers.IntegerField(), help_text="waiting, running")
+    mine = serializers.DictField(help_text="As quota of /me.")
+    simulated = serializers.BooleanField(help_text="At least one GPU is simulated.")
+    notices = NoticeSchema(many=True)
