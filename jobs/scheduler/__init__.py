@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.scheduler.estimate import Alternative, Estimate, alternatives, estimate_start, forecast
+from jobs.scheduler.estimate import Alternative, Budget, Estimate, alternatives, estimate_start, forecast
 from jobs.scheduler.fit import fits, grant_for, rank_fits
 from jobs.scheduler.need import nominal_mib, request_error
 from jobs.scheduler.never import never_reason
@@ -32,6 +32,7 @@ from jobs.scheduler.types import (
 __all__ = [
     "Alternative",
     "Arrival",
+    "Budget",
     "Estimate",
     "Finished",
     "Gpu",

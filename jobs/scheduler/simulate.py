@@ -42,12 +42,14 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What came of it: runs in the order of their starts, and the jobs that never started."""
+    """What came of it: runs in the order of their starts, and the jobs that never started. ``is_cut``: it was stopped while there
+    was more to come, so what waits starts no sooner than ``finished_at``."""
 
     runs: tuple[Started, ...]
     waiting: tuple[int, ...]
     passes: int
     finished_at: float
+    is_cut: bool = False
     by_job: Mapping[int, Started] = field(default_factory=dict)
 
 
@@ -60,14 +62,14 @@ def simulate(
     ends: Mapping[int, float] | None = None,
     stop_after: int | None = None,
     most_passes: int | None = None,
-    watch: Callable[[float, int], None] | None = None,
+    watch: Callable[[float, int], bool | None] | None = None,
 ) -> Trace:
     """Run the arrivals on the cluster until all have ended, or nothing more can happen.
 
     ``cluster``: the nodes, what runs and is taken at ``cluster.now``, and the weights then; its ``jobs`` are not looked at.
     ``history``: what is known of earlier jobs; it is added to. ``ends``: when jobs of ``cluster.running`` end; without one it
     is the pass's own estimate. ``stop_after``: stop as soon as this job has started; ``most_passes``: stop after so many passes.
-    ``watch`` is told, at each event, the simulated time and how many jobs have come: for showing how far it is.
+    ``watch`` is told, at each event, the simulated time and how many jobs have come: for showing how far it is. True = stop there.
     """
     return _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}).run(stop_after, most_passes, watch)
 
@@ -136,8 +138,9 @@ class _Simulation:
         self.usage.hold(run.user, sign * cards, self.now)
         self.project_usage.hold(run.project, sign * cards, self.now)
 
-    def run(self, stop_after: int | None, most_passes: int | None, watch: Callable[[float, int], None] | None) -> Trace:
+    def run(self, stop_after: int | None, most_passes: int | None, watch: Callable[[float, int], bool | None] | None) -> Trace:
         at, arrivals = 0, self.arrivals
+        is_cut = False
         while True:
             # 1. The next moment at which anything happens; all that happens then is one event.
             next_end = self.ending[0][0] if self.ending else math.inf
@@ -151,18 +154,23 @@ class _Simulation:
             while at < len(arrivals) and arrivals[at].job.submitted <= moment:
                 self._come(arrivals[at])
                 at += 1
-            if watch is not None:
-                watch(moment, at)
+            if watch is not None and watch(moment, at):
+                is_cut = True
+                break
             # 2. A pass. With no memory free no job with cards can start, so none is needed.
             if self.waiting and (self.free_mib > 0 or any(job.request.gpu_count == 0 for job in self.waiting.values())):
                 self._pass()
-            if (stop_after is not None and stop_after in self.running) or (most_passes is not None and self.passes >= most_passes):
+            if stop_after is not None and stop_after in self.running:
+                break
+            if most_passes is not None and self.passes >= most_passes:
+                is_cut = bool(self.ending) or at < len(arrivals)
                 break
         return Trace(
             runs=tuple(self.runs),
             waiting=tuple(sorted(self.waiting)),
             passes=self.passes,
             finished_at=self.now,
+            is_cut=is_cut,
             by_job={run.job: run for run in self.runs},
         )
 
