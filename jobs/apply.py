@@ -15,7 +15,6 @@ from datetime import datetime
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
 
 from agent.protocol import rank_id, spec_sha256
 from jobs import snapshot
@@ -28,9 +27,9 @@ from jobs.scheduler import types as core
 from jobs.scheduler.reasons import HELD
 from jobs.services.moves import CHUNK, jobs_move
 from nodes.models import Gpu, Node
-from quotas.errors import DomainError
+from quotas.counters import CardsCount
 from quotas.models import User
-from quotas.services import cards_hold, quotas_lock
+from quotas.sql import rows_update
 
 #: So many placements a transaction: it stays short, and a long plan lets syncs in between.
 BATCH = 200
@@ -54,21 +53,23 @@ def plan_apply(plan: core.Plan, *, now: datetime) -> list[int]:
 
 
 def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list[int]:
-    # 1. Lock the cards in id order, then the jobs: every writer of either takes them in this order.
-    node_ids = {rank.node for placed in placements for rank in placed.ranks}
-    nodes = {node.id: node for node in snapshot.nodes_read(ids=node_ids, lock=True)}
-    gpus = {gpu.id: gpu for node in nodes.values() for gpu in node.gpus}
+    # 1. Lock the jobs, then their cards, then the quotas, each in id order: every writer takes them so.
     jobs = {
         job.pk: job
         for job in Job.objects.select_for_update()
         .filter(pk__in=[placed.job for placed in placements], state=JobState.WAITING, held=False, want_cancel=False, is_restored=False)
         .order_by("pk")
     }
+    if not jobs:
+        return []
+    node_ids = {rank.node for placed in placements for rank in placed.ranks}
+    nodes = {node.id: node for node in snapshot.nodes_read(ids=node_ids, lock=True)}
+    gpus = {gpu.id: gpu for node in nodes.values() for gpu in node.gpus}
     taken: dict[int, list[core.Slice]] = defaultdict(list)
     for part in snapshot.slices_read(gpu_ids=gpus):
         taken[part.gpu].append(part)
     policy = snapshot.policy_current()
-    quotas_lock(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
+    cards = CardsCount(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
 
     # 2. Keep the placements that still hold, each seen after those before it.
     good: list[core.Placement] = []
@@ -76,19 +77,18 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         job = jobs.get(placed.job)
         if job is None or not _still_fits(job, placed, nodes, taken, policy):
             continue
-        cards = sum(len(rank.grants) for rank in placed.ranks)
-        if cards:
-            try:
-                cards_hold(user=job.owner_id, project=job.project_id, n=cards)
-            except DomainError:
-                continue  # the next pass says so: the quota is read into its snapshot
+        count = sum(len(rank.grants) for rank in placed.ranks)
+        if not cards.take(user=job.owner_id, project=job.project_id, n=count):
+            continue  # the next pass says so: the quota is read into its snapshot
         _take(job, placed, nodes, taken)
         good.append(placed)
     if not good:
         return []
 
-    # 3. Take the memory: one conditional UPDATE a card.
+    # 3. Take the memory and count the cards: a conditional UPDATE each.
     _cards_take(grant for placed in good for rank in placed.ranks for grant in rank.grants)
+    if not cards.save():
+        raise _Changed
 
     # 4. Move the jobs and write attempts, ranks and slices in bulk.
     ids = [placed.job for placed in good]
@@ -139,24 +139,24 @@ def _take(job: Job, placed: core.Placement, nodes: dict[int, core.Node], taken: 
             )
 
 
+#: A whole card must be empty; a slice needs a place and the memory, and nobody who has the card whole.
+_STILL_FREE = """
+    total_mib >= held_mib + v.column2
+    AND CASE WHEN v.column4 THEN live_slices = 0 ELSE NOT is_exclusive AND live_slices + v.column3 <= max_slices END
+"""
+
+
 def _cards_take(grants: Iterable[core.Grant]) -> None:
+    """Raises _Changed unless every card still has what is granted on it. The card rows are locked."""
     parts: dict[int, list[core.Grant]] = defaultdict(list)
     for grant in grants:
         parts[grant.gpu].append(grant)
-    for gpu_id in sorted(parts):
-        mine = parts[gpu_id]
-        mib = sum(grant.mib for grant in mine)
-        if mine[0].exclusive:
-            if len(mine) != 1:
-                raise _Changed
-            free = Gpu.objects.filter(pk=gpu_id, live_slices=0, total_mib__gte=mib)
-        else:
-            free = Gpu.objects.filter(
-                pk=gpu_id, is_exclusive=False, live_slices__lte=F("max_slices") - len(mine), total_mib__gte=F("held_mib") + mib
-            )
-        took = free.update(held_mib=F("held_mib") + mib, live_slices=F("live_slices") + len(mine), is_exclusive=mine[0].exclusive)
-        if took != 1:
-            raise _Changed
+    if any(mine[0].exclusive and len(mine) != 1 for mine in parts.values()):
+        raise _Changed
+    rows = [(gpu, sum(grant.mib for grant in mine), len(mine), mine[0].exclusive) for gpu, mine in sorted(parts.items())]
+    assign = "held_mib = held_mib + v.column2, live_slices = live_slices + v.column3, is_exclusive = v.column4"
+    if rows_update(Gpu, rows, assign=assign, where=_STILL_FREE) != len(rows):
+        raise _Changed
 
 
 def _rows_insert(placements: Sequence[core.Placement], *, jobs: dict[int, Job], gpus: dict[int, core.Gpu], now: datetime) -> None:

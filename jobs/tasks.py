@@ -19,8 +19,8 @@ def schedule_pass() -> Any:
     result = pass_do()
     if result is not None and result.started:
         log.info(
-            "pass: %d started, %d waiting; %.0f + %.0f + %.0f ms",
-            len(result.started), result.waiting, result.snapshot_ms, result.plan_ms, result.apply_ms,
+            "pass: %d started, %d waiting; %.0f + %.0f + %.0f + %.0f ms",
+            len(result.started), result.waiting, result.snapshot_ms, result.plan_ms, result.apply_ms, result.reasons_ms,
         )  # fmt: skip
 
 

@@ -114,26 +114,10 @@ def quota_job_done(*, user: User | int, project: Project | int | None = None, co
     _counter_lower(user=user, project=project, field="active_jobs", count=count)
 
 
-@transaction.atomic
-def cards_hold(
-    *, user: User | int, project: Project | int | None = None, n: int, now: datetime | None = None, is_forced: bool = False
-) -> None:
-    """Count ``n`` more held cards. Call in the transaction that takes the slices. Raises QuotaExceeded; nothing is counted then.
-    ``is_forced`` counts whatever the limit: the cards are in use already."""
-    if n <= 0:
-        return
-    for quota in _quotas(user=user, project=project, now=now or timezone.now()):
-        if is_forced:
-            Quota.objects.filter(pk=quota.pk).update(held_cards=F("held_cards") + n)
-            continue
-        held = (
-            Quota.objects.filter(pk=quota.pk)
-            .filter(Q(max_cards__isnull=True) | Q(held_cards__lte=F("max_cards") - n))
-            .update(held_cards=F("held_cards") + n)
-        )
-        if not held:
-            quota.refresh_from_db()
-            raise _exceeded("cards", quota, used=quota.held_cards, limit=quota.max_cards)
+def cards_hold(*, user: int, project: int | None = None, n: int, now: datetime) -> None:
+    """Count ``n`` more held cards whatever the limit: they are in use already. A pass asks ``CardsCount`` instead."""
+    for quota in _quotas(user=user, project=project, now=now):
+        Quota.objects.filter(pk=quota.pk).update(held_cards=F("held_cards") + n)
 
 
 def cards_release(*, user: User | int, project: Project | int | None = None, n: int) -> None:

@@ -267,7 +267,7 @@ def _slices_take(rank: Rank, spec: RankSpec, gpus: Mapping[str, Gpu], *, now: da
         share = 1.0 if grant.exclusive else min(1.0, grant.mib / (gpu.total_mib or grant.mib))
         Slice.objects.create(rank=rank, gpu=gpu, position=position, mib=grant.mib, is_exclusive=grant.exclusive, share=share, held_at=now)
     job = rank.attempt.job
-    cards_hold(user=job.owner_id, project=job.project_id, n=len(spec.gpus), now=now, is_forced=True)
+    cards_hold(user=job.owner_id, project=job.project_id, n=len(spec.gpus), now=now)
 
 
 def _job_recover(job_id: int, spec: RankSpec, *, node: Node, now: datetime) -> Job:

@@ -33,6 +33,7 @@ class PassResult:
     snapshot_ms: float
     plan_ms: float
     apply_ms: float
+    reasons_ms: float
 
 
 @contextlib.contextmanager
@@ -97,12 +98,14 @@ def pass_run() -> PassResult:
     decided = plan(view, snapshot.policy_current())
     t2 = time.perf_counter()
     started = plan_apply(decided, now=now)
-    reasons_store(decided, now=now)
     t3 = time.perf_counter()
+    reasons_store(decided, now=now)
+    t4 = time.perf_counter()
     return PassResult(
         started=started,
         waiting=len(decided.refusals),
         snapshot_ms=1e3 * (t1 - t0),
         plan_ms=1e3 * (t2 - t1),
         apply_ms=1e3 * (t3 - t2),
+        reasons_ms=1e3 * (t4 - t3),
     )

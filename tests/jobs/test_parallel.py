@@ -16,6 +16,8 @@ from jobs.services import job_cancel, schedule_pass
 from jobs.services.observe import observed_apply
 from jobs.services.schedule import pass_run
 from nodes.models import Node
+from quotas.models import Quota
+from quotas.services import project_personal
 from tests.jobs.lab import Lab
 from tests.threads import in_threads
 
@@ -40,6 +42,26 @@ def test_twenty_passes_at_once_never_oversell() -> None:
     assert started
     assert len(started) == len(set(started)), "a job was started twice"
     assert Attempt.objects.count() == len(started)
+    lab.check()
+
+
+def test_passes_at_once_take_no_more_cards_than_the_owner_and_the_project_may_hold() -> None:
+    lab = Lab()
+    pool(lab, jobs=0)
+    one, two = lab.user("one"), lab.user("two")
+    Quota.objects.filter(user=one).update(max_cards=3)
+    project = project_personal(two)
+    Quota.objects.create(project=project, max_cards=2)
+    for _ in range(6):
+        lab.submit(owner=one)
+        lab.submit(owner=two, project=project)
+    in_threads(8, lambda _: pass_run())
+    assert dict(Quota.objects.filter(held_cards__gt=0).values_list("user__email", "held_cards")) == {
+        "one@lab.example": 3,
+        "two@lab.example": 2,
+        None: 2,
+    }
+    assert Attempt.objects.count() == 5
     lab.check()
 
 

@@ -11,8 +11,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from quotas import calendar
+from quotas.counters import CardsCount
 from quotas.errors import QuotaExceeded
-from quotas.models import Quota, User
+from quotas.models import Project, Quota, User
 from quotas.selectors import cards_room, projects_over_limit, quota_view, users_over_limit
 from quotas.services import cards_hold, cards_release, quota_for, quota_job_admit, quota_job_done, quota_jobs_done
 from tests.factories import project_make, user_make
@@ -126,22 +127,56 @@ def test_many_ends_at_once_give_back_each_owners_own_places():
     assert [quota_for(one).active_jobs, quota_for(two).active_jobs, Quota.objects.get(project=project).active_jobs] == [3, 0, 1]
 
 
+def cards_take(user: User, *counts: int, project: Project | None = None) -> list[bool]:
+    with transaction.atomic():
+        count = CardsCount(users=[user.pk], projects=[project.pk] if project else [])
+        answers = [count.take(user=user.pk, project=project.pk if project else 0, n=n) for n in counts]
+        assert count.save()
+    return answers
+
+
 def test_cards_are_held_up_to_the_limit_and_come_back():
     user = user_make(quota={"max_cards": 4})
-    cards_hold(user=user, n=3)
+    assert cards_take(user, 3) == [True]
     assert cards_room(users=[user.pk], projects=[]) == ({user.pk: 1}, {})
-    with pytest.raises(QuotaExceeded) as caught:
-        cards_hold(user=user, n=2)
-    assert (caught.value.params["what"], caught.value.used, caught.value.limit) == ("cards", 3, 4)
-    cards_hold(user=user, n=1)
+    assert cards_take(user, 2, 1, 1) == [False, True, False]
     cards_release(user=user, n=4)
     assert quota_for(user).held_cards == 0
+
+
+def test_a_refused_project_holds_no_card_of_the_user():
+    user, project = user_make(), project_make()
+    Quota.objects.create(project=project, max_cards=2)
+    assert cards_take(user, 2, 1, project=project) == [True, False]
+    assert [quota_for(user).held_cards, Quota.objects.get(project=project).held_cards] == [2, 2]
+
+
+def test_who_has_no_quota_row_yet_gets_one_when_cards_are_counted():
+    user = User.objects.create_user("new@lab.example")
+    assert cards_take(user, 2) == [True]
+    assert Quota.objects.get(user=user).held_cards == 2
+
+
+def test_a_count_that_another_one_made_untrue_is_not_saved():
+    user = user_make(quota={"max_cards": 4})
+    with transaction.atomic():
+        count = CardsCount(users=[user.pk], projects=[])
+        assert count.take(user=user.pk, project=0, n=3)
+        Quota.objects.filter(user=user).update(held_cards=2)
+        assert not count.save()
+    assert quota_for(user).held_cards == 2
+
+
+def test_cards_in_use_are_counted_whatever_the_limit():
+    user = user_make(quota={"max_cards": 1})
+    cards_hold(user=user.pk, n=2, now=NOW)
+    assert quota_for(user).held_cards == 2
 
 
 def test_a_hold_is_taken_back_with_its_transaction():
     user = user_make(quota={"max_cards": 4})
     with transaction.atomic():
-        cards_hold(user=user, n=4)
+        assert cards_take(user, 4) == [True]
         assert quota_for(user).held_cards == 4
         transaction.set_rollback(True)
     assert quota_for(user).held_cards == 0
