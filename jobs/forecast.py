@@ -115,6 +115,8 @@ def forecast(request: JobRequest, *, owner: User, now: datetime) -> Forecast:
         user=owner.pk,
         project=request.project.pk,
         time_limit_s=request.time_limit_s,
+        queue=request.queue,
+        qos=request.qos,
         **_hold(owner, request),
     )
     decided = plan(replace(view, jobs=[*view.jobs, job]), policy)

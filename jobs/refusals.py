@@ -67,6 +67,21 @@ ERRORS: dict[str, Sentence] = {
     "grace_range": _template(gettext_lazy("grace_s is %(value)d; an admin allows at most %(limit)d.")),
     "priority_staff": lambda p: _("Only an admin may submit with a priority above 0."),
     "cpu_memory": lambda p: _("GPU memory is asked for but no GPU; leave it out, or set gpu_count to 1 or more."),
+    "cpu_exclusive": lambda p: _("Whole GPUs are asked for but no GPU; leave exclusive out, or set gpu_count to 1 or more."),
+    "given_twice": _template(gettext_lazy("Give either %(one)s or %(other)s, not both.")),
+    "cores_unreadable": _template(gettext_lazy("%(value)s is no number of CPU cores; write 8, or 0.5, with at most three decimals.")),
+    "cores_range": _template(gettext_lazy("%(value)s is no possible number of CPU cores; it must be from 0.001 to %(most)d.")),
+    "version_unreadable": _template(gettext_lazy("%(value)s is no version; write numbers with dots between them, such as 12.4 or 550.")),
+    "labels_many": _template(gettext_lazy("%(count)d labels are asked for; the most is %(limit)d.")),
+    "label_key": _template(
+        gettext_lazy("%(key)s is no name of a label; it has 1–63 letters, digits and . _ - /, such as rack or net/fabric.")
+    ),
+    "label_value": _template(gettext_lazy("The value of the label %(key)s must have at most %(limit)d visible characters.")),
+    "queue_unknown": _template(gettext_lazy("There is no queue %(value)s; there are: %(known)s.")),
+    "qos_unknown": _template(gettext_lazy("There is no quality of service %(value)s; there are: %(known)s.")),
+    "qos_staff": _template(
+        gettext_lazy("Only an admin may submit with the quality of service %(value)s: it raises the priority by %(points)d.")
+    ),
     "log_gone": lambda p: _("There is no such attempt or rank of this job."),
 }
 

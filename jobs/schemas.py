@@ -52,6 +52,17 @@ class AttemptSchema(serializers.Serializer[Any]):
     ranks = RankSchema(many=True, required=False, help_text="Not in lists.")
 
 
+class ConstraintsSchema(serializers.Serializer[Any]):
+    """Only what was asked for is there."""
+
+    arch = serializers.CharField(required=False)
+    model = serializers.CharField(required=False)
+    vendor = serializers.CharField(required=False)
+    cuda_min = serializers.CharField(required=False)
+    driver_min = serializers.CharField(required=False)
+    labels = serializers.DictField(child=serializers.CharField(), required=False)
+
+
 class JobSchema(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     name = serializers.CharField()
@@ -64,10 +75,15 @@ class JobSchema(serializers.Serializer[Any]):
     gpu_count = serializers.IntegerField()
     gpu_mem_mib = serializers.IntegerField(allow_null=True, help_text="null = whole GPUs.")
     nodes = serializers.IntegerField()
-    constraints = serializers.DictField(child=serializers.CharField())
+    constraints = ConstraintsSchema()
+    cpu_milli = serializers.IntegerField(allow_null=True, help_text="Thousandths of a core on each node; null: none are asked for.")
+    host_mem_mib = serializers.IntegerField(allow_null=True, help_text="Host memory on each node; null: none is asked for.")
+    exclusive = serializers.BooleanField(help_text="Whole GPUs, however little memory is asked for.")
     time_limit_s = serializers.IntegerField(allow_null=True)
     grace_s = serializers.IntegerField(allow_null=True)
     priority = serializers.IntegerField()
+    queue = serializers.CharField(help_text="Empty: the policy's first.")
+    qos = serializers.CharField(help_text="Empty: none.")
     requeue = serializers.BooleanField()
     requeues = serializers.IntegerField()
     on_node_loss = serializers.ChoiceField(choices=[o.value for o in OnNodeLoss])

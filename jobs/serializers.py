@@ -7,6 +7,7 @@ nothing here causes a query. jobs/schemas.py describes it for OpenAPI; a test co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -14,10 +15,11 @@ from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from jobs import parsing, refusals, wording
+from jobs import needs, parsing, refusals, wording
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
 from jobs.requests import JobRequest
+from jobs.snapshot import policy_current
 from nodes.serializers import uuid_short
 from quotas.models import User
 from quotas.selectors import projects_to_submit
@@ -42,6 +44,30 @@ def _refuse(field: str, code: str, **params: Any) -> serializers.ValidationError
     return serializers.ValidationError({field: [refusals.error_text(code, params)]}, code=code)
 
 
+def _either(data: Mapping[str, Any], one: str, other: str) -> Any:
+    """Of a field's two spellings the one that was given; None = neither."""
+    return data[one] if data.get(one) is not None else data.get(other)
+
+
+@extend_schema_field({"oneOf": [{"type": "string"}, {"type": "number"}]})
+class StringOrNumber(serializers.Field[Any, Any, Any, Any]):
+    """``"0.5"`` or 0.5."""
+
+    default_error_messages = {"invalid": _("Must be a string or a number.")}
+
+    def __init__(self, parse: Callable[[str | int | float], int], **kwargs: Any) -> None:
+        self.parse = parse
+        super().__init__(**kwargs)
+
+    def to_internal_value(self, data: Any) -> int:
+        if isinstance(data, bool) or not isinstance(data, str | int | float):
+            self.fail("invalid")
+        return _read(self.parse, data)
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
 @extend_schema_field({"oneOf": [{"type": "string"}, {"type": "integer"}]})
 class StringOrInteger(serializers.Field[Any, Any, Any, Any]):
     """``"24G"`` or 24576: what a person writes, or what a program counts."""
@@ -63,8 +89,22 @@ class StringOrInteger(serializers.Field[Any, Any, Any, Any]):
 
 class Constraints(InputSerializer):
     arch = StrictChar(max_length=40, required=False, help_text="Compute capability: 8.9 or sm_89.")
-    model = StrictChar(max_length=120, required=False, help_text="Words of the GPU's name: a100, RTX 4090.")
+    model = StrictChar(max_length=400, required=False, help_text="Words of the GPU's name: a100, RTX 4090; or one of several: A100|H100.")
     vendor = StrictChar(max_length=20, required=False, help_text="nvidia, intel, amd, ascend.")
+    cuda_min = StrictChar(max_length=40, required=False, help_text="The node's driver must run this CUDA or a newer one: 12.4.")
+    driver_min = StrictChar(max_length=40, required=False, help_text="The node must have this driver or a newer one: 550.")
+    labels = serializers.DictField(
+        child=StrictChar(allow_blank=True), required=False, help_text="Labels that the node must carry, with these values."
+    )
+
+    def validate_cuda_min(self, value: str) -> str:
+        return _read(needs.version_check, value)
+
+    def validate_driver_min(self, value: str) -> str:
+        return _read(needs.version_check, value)
+
+    def validate_labels(self, value: dict[str, str]) -> dict[str, str]:
+        return _read(needs.labels_check, value)
 
 
 class SubmitRequest(InputSerializer):
@@ -80,7 +120,14 @@ class SubmitRequest(InputSerializer):
         parsing.size_mib, required=False, allow_null=True, help_text="On each GPU: 24G, 512M, or MiB. Without: whole GPUs."
     )
     gpu_mem_mib = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
+    exclusive = StrictBoolean(required=False, default=False, help_text="Whole GPUs, however little memory is asked for.")
     nodes = StrictInteger(required=False, default=1, min_value=1, max_value=100_000)
+    cpus = StringOrNumber(needs.cores_milli, required=False, allow_null=True, help_text="CPU cores on each node: 8, or 0.5.")
+    cpu_milli = StrictInteger(
+        required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT, help_text="Instead of cpus: thousandths of a core."
+    )
+    host_mem = StringOrInteger(needs.host_mem_mib, required=False, allow_null=True, help_text="Host memory on each node: 64G, or MiB.")
+    host_mem_mib = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
     workdir = StrictChar(required=False, allow_blank=True, default="", max_length=4096, help_text="Absolute path on the node.")
     env = serializers.DictField(child=StrictChar(allow_blank=True), required=False, help_text="Added to the job's environment.")
     time = StringOrInteger(parsing.time_s, required=False, allow_null=True, help_text="h:mm:ss, d-hh:mm:ss, 90m, 2h, or seconds.")
@@ -91,6 +138,14 @@ class SubmitRequest(InputSerializer):
     on_node_loss = serializers.ChoiceField(choices=[o.value for o in OnNodeLoss], required=False, default=OnNodeLoss.HOLD.value)
     grace_s = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
     priority = StrictInteger(required=False, default=0, min_value=-1000, max_value=1000, help_text="Above 0: staff only.")
+    queue = StrictChar(required=False, allow_blank=True, default="", max_length=40, help_text="By name; default: the policy's first.")
+    qos = StrictChar(
+        required=False,
+        allow_blank=True,
+        default="",
+        max_length=40,
+        help_text="Quality of service, by name; one that raises the priority: staff only.",
+    )
     hold = StrictBoolean(required=False, default=False)
     constraints = Constraints(required=False)
 
@@ -128,16 +183,27 @@ class SubmitRequest(InputSerializer):
             raise _refuse("gpu_mem", "size_twice")
         if attrs.get("time") is not None and attrs.get("time_limit_s") is not None:
             raise _refuse("time", "time_twice")
-        memory = attrs.get("gpu_mem") if attrs.get("gpu_mem") is not None else attrs.get("gpu_mem_mib")
-        if attrs["gpu_count"] == 0 and memory is not None:
+        for one, other in (("cpus", "cpu_milli"), ("host_mem", "host_mem_mib")):
+            if attrs.get(one) is not None and attrs.get(other) is not None:
+                raise _refuse(one, "given_twice", one=one, other=other)
+        if attrs["gpu_count"] == 0 and _either(attrs, "gpu_mem", "gpu_mem_mib") is not None:
             raise _refuse("gpu_mem", "cpu_memory")
+        if attrs["gpu_count"] == 0 and attrs["exclusive"]:
+            raise _refuse("exclusive", "cpu_exclusive")
         return attrs
 
     def job_request(self, user: User) -> JobRequest:
-        """Call after ``is_valid``. One query for the project. Raises ValidationError (project, priority)."""
+        """Call after ``is_valid``. One query for the project. Raises ValidationError (project, priority, queue, qos)."""
         data: dict[str, Any] = self.validated_data
         if data["priority"] > 0 and not user.is_staff:
             raise _refuse("priority", "priority_staff")
+        policy = policy_current()
+        for field, check in (("queue", needs.queue_check), ("qos", partial(needs.qos_check, is_staff=user.is_staff))):
+            try:
+                check(data[field], policy)
+            except parsing.Unreadable as error:
+                raise _refuse(field, error.code, **error.params) from error
+        host = {"cpu_milli": _either(data, "cpus", "cpu_milli"), "host_mem_mib": _either(data, "host_mem", "host_mem_mib")}
         argv = data["argv"] if "argv" in data else data["command"]
         if data.get("project"):
             project = projects_to_submit(user).filter(name=data["project"]).first()
@@ -152,16 +218,18 @@ class SubmitRequest(InputSerializer):
             workdir=data["workdir"],
             env=data.get("env") or {},
             gpu_count=data["gpu_count"],
-            gpu_mem_mib=data.get("gpu_mem") if data.get("gpu_mem") is not None else data.get("gpu_mem_mib"),
+            gpu_mem_mib=_either(data, "gpu_mem", "gpu_mem_mib"),
             nodes=data["nodes"],
-            time_limit_s=data.get("time") if data.get("time") is not None else data.get("time_limit_s"),
+            time_limit_s=_either(data, "time", "time_limit_s"),
             checkpoint=data["checkpoint"],
             requeue=data["requeue"],
             on_node_loss=data["on_node_loss"],
             grace_s=data.get("grace_s"),
             priority=data["priority"],
             hold=data["hold"],
-            constraints=dict(data.get("constraints") or {}),
+            queue=data["queue"],
+            qos=data["qos"],
+            constraints=needs.constraints_of({**(data.get("constraints") or {}), **host, "exclusive": data["exclusive"]}),
         )
 
 
@@ -248,10 +316,15 @@ def job_json(
         "gpu_count": job.gpu_count,
         "gpu_mem_mib": job.gpu_mem_mib,
         "nodes": job.nodes,
-        "constraints": job.constraints,
+        "constraints": {key: job.constraints[key] for key in needs.KIND if key in job.constraints},
+        "cpu_milli": job.constraints.get("cpu_milli"),
+        "host_mem_mib": job.constraints.get("host_mem_mib"),
+        "exclusive": bool(job.constraints.get("exclusive")),
         "time_limit_s": job.time_limit_s,
         "grace_s": job.grace_s,
         "priority": job.priority,
+        "queue": job.queue,
+        "qos": job.qos,
         "requeue": job.requeue,
         "requeues": job.requeues,
         "on_node_loss": job.on_node_loss,

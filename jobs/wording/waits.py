@@ -153,7 +153,7 @@ def _asked(kind: str) -> Sentence:
         "never_driver": gettext_lazy("No suitable node here has driver %(asked)s or newer; here are: %(have)s."),
         "never_label": gettext_lazy("No suitable node here has the label %(asked)s; its values here are: %(have)s."),
         "never_vendor": gettext_lazy("No GPU here is by %(asked)s; the vendors here are: %(have)s."),
-        "never_model": gettext_lazy("No GPU here is a %(asked)s; the models here are: %(have)s."),
+        "never_model": gettext_lazy("No GPU here is of the model %(asked)s; the models here are: %(have)s."),
         "never_arch": gettext_lazy("No GPU here has architecture %(asked)s; here are: %(have)s."),
     }
     return lambda p: str(texts[kind]) % {"asked": p["asked"], "have": listed(p["have"])}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from pytest_django.fixtures import DjangoAssertNumQueries, Settings
 
+from jobs import snapshot
 from jobs.models import Job, JobEvent
 from quotas.models import Membership, User
 from tests.factories import node_make, project_make, user_make
@@ -124,6 +126,30 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("project with NUL", {"project": "a\0"}, "project"),
     ("unknown constraint", {"constraints": {"modle": "A100"}}, "constraints"),
     ("constraints as a string", {"constraints": "A100"}, "constraints"),
+    ("arch that is a number", {"constraints": {"arch": 8.9}}, "constraints"),
+    ("CUDA in words", {"constraints": {"cuda_min": "the newest"}}, "constraints"),
+    ("driver with a sign", {"constraints": {"driver_min": ">=550"}}, "constraints"),
+    ("labels as a list", {"constraints": {"labels": ["a=b"]}}, "constraints"),
+    ("label with a bad name", {"constraints": {"labels": {"a b": "c"}}}, "constraints"),
+    ("label with a number", {"constraints": {"labels": {"a": 1}}}, "constraints"),
+    ("label with a long value", {"constraints": {"labels": {"a": "x" * 64}}}, "constraints"),
+    ("17 labels", {"constraints": {"labels": {f"k{n}": "" for n in range(17)}}}, "constraints"),
+    ("cores in words", {"cpus": "two"}, "cpus"),
+    ("no cores", {"cpus": 0}, "cpus"),
+    ("negative cores", {"cpus": -1}, "cpus"),
+    ("a sliver of a core", {"cpus": "0.0005"}, "cpus"),
+    ("huge cores", {"cpus": 3_000_000}, "cpus"),
+    ("cores as a truth value", {"cpus": True}, "cpus"),
+    ("cores twice", {"cpus": 1, "cpu_milli": 1000}, "cpus"),
+    ("a fraction of a thousandth", {"cpu_milli": 0.5}, "cpu_milli"),
+    ("host memory as a share", {"host_mem": "0.5"}, "host_mem"),
+    ("host memory twice", {"host_mem": "1G", "host_mem_mib": 1024}, "host_mem"),
+    ("no host memory", {"host_mem_mib": 0}, "host_mem_mib"),
+    ("exclusive as a word", {"exclusive": "yes"}, "exclusive"),
+    ("exclusive without a GPU", {"gpu_mem": None, "gpu_count": 0, "exclusive": True}, "exclusive"),
+    ("unknown queue", {"queue": "fast"}, "queue"),
+    ("unknown quality of service", {"qos": "gold"}, "qos"),
+    ("quality of service for staff", {"qos": "high"}, "qos"),
     ("unknown field", {"gpu_mm": "4G"}, "gpu_mm"),
 ]
 
@@ -200,6 +226,107 @@ def test_another_content_type_is_a_415_and_none_is_json(api: Api) -> None:
 def test_a_browsers_accept_header_still_gets_json(api: Api) -> None:
     answer = api.client.get("/api/v1/jobs/", headers={"Accept": "text/html"})
     assert (answer.status_code, answer["Content-Type"]) == (200, "application/json")
+
+
+# --- what nodes and cards must be -----------------------------------------------------------------------------------
+
+NEEDS: dict[str, Any] = {
+    "constraints": {
+        "arch": "sm_89",
+        "model": "RTX 4090|A100",
+        "vendor": "nvidia",
+        "cuda_min": "12.2",
+        "driver_min": "535",
+        "labels": {"zone": "", "rack": "三楼"},
+    },
+    "cpu_milli": 500,
+    "host_mem_mib": 65_536,
+    "exclusive": True,
+    "queue": "interactive",
+    "qos": "low",
+}
+
+
+@pytest.fixture
+def rich() -> None:
+    node_make(
+        "rich", cards=1, cuda_version="12.4", driver_version="550.54", labels={"rack": "三楼", "zone": ""}, cpu_cores=8, memory_mib=128_000
+    )
+
+
+def test_all_that_a_job_may_ask_for_is_kept_and_read_back(api: Api, rich: None) -> None:
+    status, job = api.post("/jobs/submit", OK | NEEDS)
+    assert status == 201, job
+    assert {name: job[name] for name in NEEDS} == NEEDS
+    assert api.get(f"/jobs/{job['id']}")[1]["constraints"] == NEEDS["constraints"]
+    asked = snapshot.request_of(Job.objects.get())
+    assert (asked.cuda_min, asked.driver_min, asked.labels) == ("12.2", "535", (("rack", "三楼"), ("zone", "")))
+    assert (asked.cpu_milli, asked.host_mem_mib, asked.is_exclusive) == (500, 65_536, True)
+
+
+@pytest.mark.parametrize(("cpus", "milli"), [("0.5", 500), (0.5, 500), (8, 8000), ("1.25", 1250), (" 2 ", 2000), (0.001, 1)])
+def test_cores_may_be_fractions(api: Api, rich: None, cpus: Any, milli: int) -> None:
+    job = api.post("/jobs/submit", OK | {"cpus": cpus, "host_mem": "1.5G"})[1]
+    assert (job["cpu_milli"], job["host_mem_mib"]) == (milli, 1536)
+
+
+def test_what_was_not_asked_for_is_none_and_not_0(api: Api) -> None:
+    job = api.post("/jobs/submit", OK | {"exclusive": False, "constraints": {"labels": {}}, "cpus": None})[1]
+    assert (job["cpu_milli"], job["host_mem_mib"], job["exclusive"], job["constraints"]) == (None, None, False, {})
+    assert (job["queue"], job["qos"]) == ("", "")
+    assert Job.objects.get().constraints == {}
+
+
+NOT_HERE: list[tuple[dict[str, Any], str, str]] = [
+    ({"constraints": {"cuda_min": "12.10"}}, "never_cuda", "No suitable node here runs CUDA 12.10 or newer; here are: 12.4."),
+    ({"constraints": {"driver_min": "580"}}, "never_driver", "No suitable node here has driver 580 or newer; here are: 550.54."),
+    (
+        {"constraints": {"labels": {"rack": "r9"}}},
+        "never_label",
+        "No suitable node here has the label rack=r9; its values here are: 三楼.",
+    ),
+    (
+        {"constraints": {"model": "A100|H100"}},
+        "never_model",
+        "No GPU here is of the model A100|H100; the models here are: NVIDIA GeForce RTX 4090.",
+    ),
+    (
+        {"cpus": 64},
+        "never_node_cpu",
+        "No node can ever hold this: 64 CPU cores are asked on each node, the largest has 8 (rich).",
+    ),
+    (
+        {"host_mem": "256G"},
+        "never_node_memory",
+        "No node can ever hold this: 256 GiB of host memory are asked on each node, the largest has 125 GiB (rich).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "reason", "said"), NOT_HERE, ids=[row[1] for row in NOT_HERE])
+def test_what_no_node_has_is_refused_with_what_there_is(lin: User, rich: None, change: dict[str, Any], reason: str, said: str) -> None:
+    api = Api(lin)
+    status, error = api.post("/jobs/submit", OK | change)
+    assert (status, error["code"], error["fields"]["reason"]) == (400, "never_fits", reason)
+    assert error["message"] == said
+    chinese = api.post("/jobs/submit", OK | change, **{"Accept-Language": "zh-hans"})[1]["message"]
+    assert re.search(r"[\u4e00-\u9fff]{4}", chinese)
+    assert chinese != said
+    assert not Job.objects.exists()
+
+
+def test_a_wrong_queue_or_quality_of_service_is_told_those_that_there_are(api: Api) -> None:
+    policy = snapshot.policy_current()
+    said = api.post("/jobs/submit", OK | {"queue": "fast"})[1]["message"]
+    assert f"There is no queue fast; there are: {', '.join(queue.name for queue in policy.queues)}." in said
+    said = api.post("/jobs/submit", OK | {"qos": "gold"})[1]["message"]
+    assert f"there are: {', '.join(name for name, _points in policy.qos)}." in said
+
+
+def test_a_quality_of_service_that_raises_is_for_staff_and_one_that_lowers_for_all(api: Api) -> None:
+    assert "raises the priority by 100" in api.post("/jobs/submit", OK | {"qos": "high"})[1]["message"]
+    assert api.post("/jobs/submit", OK | {"qos": "low"})[1]["qos"] == "low"
+    assert Api(user_make(is_staff=True)).post("/jobs/submit", OK | {"qos": "high"})[1]["qos"] == "high"
 
 
 # --- refusals with numbers ------------------------------------------------------------------------------------------
@@ -279,6 +406,8 @@ def test_the_same_key_for_another_body_is_a_conflict(api: Api) -> None:
     status, error = api.post("/jobs/submit", OK | {"name": "other"}, **{"Idempotency-Key": "k-1"})
     assert (status, error["code"], error["fields"]["job"]) == (409, "idempotency_conflict", job["id"])
     assert str(job["id"]) in error["message"]
+    for change in ({"cpus": 1}, {"exclusive": True}, {"queue": "batch"}, {"constraints": {"labels": {"a": "b"}}}):
+        assert api.post("/jobs/submit", OK | change, **{"Idempotency-Key": "k-1"})[0] == 409
 
 
 def test_a_key_is_its_users_own(api: Api) -> None:

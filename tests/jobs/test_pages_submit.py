@@ -173,7 +173,7 @@ WRONG = [
     ({"grace_s": "100000"}, "grace_s"),
     ({"priority": "5"}, "priority"),
     ({"on_node_loss": "explode"}, "on_node_loss"),
-    ({"model": "x" * 121}, "model"),
+    ({"model": "x" * 401}, "model"),
 ]
 
 

@@ -136,7 +136,7 @@ def test_each_wait_code_that_the_services_write_has_a_sentence() -> None:
 
 
 def test_each_refusal_of_the_parser_has_a_sentence() -> None:
-    source = (ROOT / "jobs" / "parsing.py").read_text(encoding="utf-8")
+    source = "".join((ROOT / "jobs" / name).read_text(encoding="utf-8") for name in ("parsing.py", "needs.py"))
     codes = set(re.findall(r"Unreadable\(\"(\w+)\"", source))
     assert len(codes) > 15
     assert codes <= set(refusals.ERRORS)
