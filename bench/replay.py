@@ -12,80 +12,44 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.scheduler import Gpu, Job, Node, Policy, Request, Snapshot
+from jobs.scheduler import Policy, Started, Trace, never_reason, simulate
+from jobs.scheduler.clusters import MILLI_CARD_MIB, MOST_CARDS, cluster_read
 from jobs.scheduler.order import ORDERS
-from jobs.scheduler.simulate import Arrival, Started, Trace, simulate
-
-CARD_MIB = 1_000  # so that a thousandth of a card is one MiB
-
-
-def cluster_of(cards: list[int]) -> Snapshot:
-    """An empty cluster; node n has cards n × 1000 …"""
-    nodes = []
-    for number, count in enumerate(cards):
-        gpus = tuple(
-            Gpu(id=number * 1000 + index, uuid=f"GPU-{number}-{index}", index=index, model="card", total_mib=CARD_MIB, nominal_mib=CARD_MIB)
-            for index in range(count)
-        )
-        nodes.append(Node(id=number, name=f"n{number}", gpus=gpus))
-    return Snapshot(now=0.0, nodes=tuple(nodes), jobs=())
-
-
-def request_of(cards: int, milli: int, nodes: list[int]) -> Request:
-    """Whole cards on one node where one is large enough, else spread evenly over as few nodes as will do.
-
-    Raises ValueError for a job that the cluster can never hold.
-    """
-    if milli < 1000:
-        return Request(gpu_count=cards, gpu_mem_mib=milli)
-    for count in range(1, len(nodes) + 1):
-        if cards % count == 0 and sum(have >= cards // count for have in nodes) >= count:
-            return Request(gpu_count=cards, nodes=count)
-    raise ValueError(f"A job of {cards} cards fits on no number of nodes of {nodes}.")
-
-
-def arrivals_read(path: Path, nodes: list[int], *, estimates: bool) -> list[Arrival]:
-    """The workload's jobs. Tenants are users, numbered by name."""
-    with path.open(newline="") as source:
-        rows = list(csv.DictReader(source))
-    users = {name: number + 1 for number, name in enumerate(sorted({row["tenant"] for row in rows}))}
-    requests: dict[tuple[int, int], Request] = {}
-    found = []
-    for row in rows:
-        size = (int(row["num_gpu"]), int(row["milli"]))
-        if size not in requests:
-            requests[size] = request_of(*size, nodes)
-        limit = max(1, round(float(row["est"]))) if estimates and row.get("est") else None
-        job = Job(id=int(row["id"]), request=requests[size], submitted=float(row["submit"]), user=users[row["tenant"]], time_limit_s=limit)
-        found.append(Arrival(job=job, seconds=float(row["duration"])))
-    return found
+from jobs.scheduler.workload import workload_read
 
 
 def alloc_text(run: Started, *, by_card: bool) -> str:
     parts = []
     for rank in run.placement.ranks:
         if by_card:
-            parts += [f"n{rank.node}.g{grant.gpu % 1000}:{CARD_MIB if grant.exclusive else grant.mib}" for grant in rank.grants]
+            parts += [f"n{rank.node}.g{grant.gpu % MOST_CARDS}:{MILLI_CARD_MIB if grant.exclusive else grant.mib}" for grant in rank.grants]
         else:
             parts.append(f"n{rank.node}:{len(rank.grants)}")
     return ";".join(parts)
 
 
 def replay(workload: Path, cluster: Path, *, estimates: bool, policy: Policy) -> tuple[Trace, bool]:
-    """(what happened, whether allocations are by card)."""
-    nodes = [int(count) for count in json.loads(cluster.read_text())["nodes"]]
-    arrivals = arrivals_read(workload, nodes, estimates=estimates)
-    by_card = any(item.job.request.gpu_mem_mib is not None for item in arrivals)
+    """(what happened, whether allocations are by card).
+
+    Raises WorkloadError for what can't be read, ValueError for a job that never fits.
+    """
+    pool = cluster_read(cluster.read_text())
+    with workload.open(newline="") as lines:
+        arrivals = workload_read(lines, pool, limits=estimates).arrivals
     # Thousandths of a card, not slices with a least size: the workloads ask for those.
     exact = replace(policy, slicing_rules=False)
-    return simulate(arrivals, cluster_of(nodes), exact), by_card
+    for request in dict.fromkeys(item.job.request for item in arrivals):
+        never = never_reason(request, pool.snapshot.nodes, exact)
+        if never is not None:
+            raise ValueError(f"A job of {request.gpu_count} cards never fits: {never.code} {dict(never.params)}")
+    by_card = any(item.job.request.gpu_mem_mib is not None for item in arrivals)
+    return simulate(arrivals, pool.snapshot, exact), by_card
 
 
 def main(argv: list[str] | None = None) -> None:
