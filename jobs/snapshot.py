@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.conf import settings
 from django.db import connection
 from django.db.models import Q
 
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
 from jobs.models import Job, Rank, Slice
+from jobs.policy import policy_current
 from jobs.requests import JobRequest
 from jobs.scheduler import types as core
 from nodes import telemetry
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from quotas.selectors import cards_room, projects_over_limit, users_over_limit
+
+__all__ = ["build", "hosts_read", "nodes_all", "nodes_read", "policy_current", "request_of", "slices_read"]
 
 NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version")
 GPU_FIELDS = (
@@ -39,20 +41,6 @@ GPU_FIELDS = (
 )
 #: First key of the advisory lock of a node without cards; the second is its id.
 HOST_LOCK = 0x686F_7374  # "host"
-
-
-def policy_current() -> core.Policy:
-    """The installation's policy; the three slicing numbers are settings (D14).
-
-    The order is first come, first served for now: the fair order needs the owners' usage and the jobs' history, which this
-    room does not read into the snapshot yet.
-    """
-    return core.Policy(
-        order="fifo",
-        whole_above=settings.POLICY_WHOLE_ABOVE,
-        min_slice_mib=settings.POLICY_MIN_SLICE_MIB,
-        max_slices=settings.POLICY_MAX_SLICES,
-    )
 
 
 def request_of(source: JobRequest | Job) -> core.Request:

@@ -93,6 +93,18 @@ def check_transport(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Ch
     return problems
 
 
+@register()
+def check_policy(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """A policy that no pass could work with would leave every job waiting."""
+    from jobs.policy import PolicyError, policy_current
+
+    try:
+        policy_current()
+    except PolicyError as error:
+        return [Error(str(error), hint="docs/settings.md, Scheduling.", id="nebulagrid.E007")]
+    return []
+
+
 @register(Tags.security, deploy=True)
 def check_debug(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     if settings.DEBUG:

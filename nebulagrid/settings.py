@@ -46,6 +46,14 @@ def env_int(name: str, default: int) -> int:
         raise ImproperlyConfigured(f"NEBULA_{name} is {text!r}; expected a whole number such as {default}.") from error
 
 
+def env_float(name: str, default: float) -> float:
+    text = env(name, f"{default:g}")
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"NEBULA_{name} is {text!r}; expected a number such as {default:g}.") from error
+
+
 def env_bool(name: str, default: bool) -> bool:
     text = env(name, "1" if default else "0").lower()
     if text not in {"1", "0", "true", "false", "yes", "no"}:
@@ -387,9 +395,28 @@ ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
 FAULT_GRACE_S = env_int("FAULT_GRACE_S", 15)
 STOP_GRACE_S = env_int("STOP_GRACE_S", 30)
-POLICY_WHOLE_ABOVE = float(env("POLICY_WHOLE_ABOVE", "0.5"))  # D14
+# The policy of the passes; jobs/policy.py makes it of these, `manage.py check` looks them over, docs/scheduling.md tells what each does.
+POLICY_ORDER = env("POLICY_ORDER", "fair")
+POLICY_STRATEGY = env("POLICY_STRATEGY", "default")
+POLICY_QUEUES = env("POLICY_QUEUES")
+POLICY_QOS = env("POLICY_QOS")
+POLICY_HALF_LIFE_S = env_float("POLICY_HALF_LIFE_S", 604800)  # D4
+POLICY_WEIGHT_PER_JOB = env_float("POLICY_WEIGHT_PER_JOB", 0.1)
+POLICY_WEIGHT_PER_CARD_HOUR = env_float("POLICY_WEIGHT_PER_CARD_HOUR", 0.02)
+POLICY_WEIGHT_POWER = env_float("POLICY_WEIGHT_POWER", 0.25)
+POLICY_LOAD_POWER = env_float("POLICY_LOAD_POWER", 2)
+POLICY_AGE_FOLD_S = env_float("POLICY_AGE_FOLD_S", 432000)
+POLICY_SHORT_FLOOR_S = env_float("POLICY_SHORT_FLOOR_S", 60)
+POLICY_BORROW_S = env_float("POLICY_BORROW_S", 7200)
+POLICY_LIMIT_MAX_S = env_float("POLICY_LIMIT_MAX_S", 604800)  # D24
+POLICY_TRUST = env_float("POLICY_TRUST", 3)
+POLICY_TRUST_FLOOR_S = env_float("POLICY_TRUST_FLOOR_S", 600)
+POLICY_PATIENCE_S = env_float("POLICY_PATIENCE_S", 604800)
+POLICY_KEEPS_FOR_HEAD = env_bool("POLICY_KEEPS_FOR_HEAD", True)
+POLICY_WHOLE_ABOVE = env_float("POLICY_WHOLE_ABOVE", 0.5)  # D14
 POLICY_MIN_SLICE_MIB = env_int("POLICY_MIN_SLICE_MIB", 4096)
 POLICY_MAX_SLICES = env_int("POLICY_MAX_SLICES", 4)
+POLICY_FOREIGN_FLOOR_MIB = env_int("POLICY_FOREIGN_FLOOR_MIB", 512)  # D1
 DEFAULT_GPU_HOURS = env_int("DEFAULT_GPU_HOURS", 2000)
 
 LOGGING: dict[str, Any] = {
