@@ -114,7 +114,8 @@ class NebulaClient:
 
         ``fields``: name, gpu_count (for the whole job), gpu_mem ("24G") or gpu_mem_mib (a card; none = whole cards), nodes,
         workdir, env, time ("01:00:00", "90m", seconds) or time_limit_s, project, checkpoint, requeue, on_node_loss
-        ("hold", "requeue"), grace_s, priority, hold, constraints {arch, model, vendor}. Absent or None = the server's
+        ("hold", "requeue"), grace_s, priority, hold, exclusive, queue, qos, cpus (8, "0.5") and host_mem ("64G") on each node, constraints
+        {arch, model ("A100|H100"), vendor, cuda_min, driver_min, labels {name: value}}. Absent or None = the server's
         default. Raises NebulaError: bad_idempotency_key, never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
         """
         body: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}

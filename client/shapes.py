@@ -81,6 +81,17 @@ class Attempt(TypedDict):
     ranks: NotRequired[list[Rank]]
 
 
+class Constraints(TypedDict, total=False):
+    """Only what was asked for is there."""
+
+    arch: str
+    model: str
+    vendor: str
+    cuda_min: str
+    driver_min: str
+    labels: dict[str, str]
+
+
 class Job(TypedDict):
     id: int
     name: str
@@ -93,10 +104,15 @@ class Job(TypedDict):
     gpu_count: int
     gpu_mem_mib: int | None
     nodes: int
-    constraints: dict[str, str]
+    constraints: Constraints
+    cpu_milli: int | None  # thousandths of a core, on each node
+    host_mem_mib: int | None  # on each node
+    exclusive: bool
     time_limit_s: int | None
     grace_s: int | None
     priority: int
+    queue: str
+    qos: str
     requeue: bool
     requeues: int
     on_node_loss: str

@@ -15,8 +15,9 @@ from client.testing import FakeApi, FakeAttempt, FakeJob, Seen, _now
 
 _WHAT = ("name", "argv", "command", "workdir", "env", "project", "checkpoint")
 _NEEDS = ("gpu_count", "gpu_mem", "gpu_mem_mib", "nodes", "constraints", "time", "time_limit_s", "grace_s")
-_HOW = ("requeue", "on_node_loss", "priority", "hold")
-SUBMIT_FIELDS = frozenset((*_WHAT, *_NEEDS, *_HOW))
+_HOST = ("exclusive", "cpus", "cpu_milli", "host_mem", "host_mem_mib")
+_HOW = ("requeue", "on_node_loss", "priority", "hold", "queue", "qos")
+SUBMIT_FIELDS = frozenset((*_WHAT, *_NEEDS, *_HOST, *_HOW))
 MAX_PAGE = 200
 LOG_LIMIT = 262_144
 
@@ -205,7 +206,12 @@ class Handler(BaseHTTPRequestHandler):
                 400, "never_fits", f"Needs {mib} MiB on one GPU; the largest has {largest} MiB.", {"mib": mib, "largest": largest}
             )
         argv = body["argv"] if "argv" in body else shlex.split(body["command"])
-        given = {k: v for k, v in body.items() if k not in {"argv", "command", "gpu_mem", "gpu_mem_mib", "time", "hold"}}
+        aside = {"argv", "command", "gpu_mem", "gpu_mem_mib", "time", "hold", "cpus", "host_mem"}
+        given = {k: v for k, v in body.items() if k not in aside}
+        if "cpus" in body:
+            given["cpu_milli"] = round(float(body["cpus"]) * 1000)
+        if "host_mem" in body:
+            given["host_mem_mib"] = _size_mib(body["host_mem"])
         number = self.api.job_add(user["email"], **given, argv=argv, gpu_mem_mib=mib, held=bool(body.get("hold")))
         if key is not None:
             self.api.keys[(user["email"], key)] = (raw, number)

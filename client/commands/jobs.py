@@ -15,7 +15,7 @@ from client.commands.common import JobId, JobIds, JsonFlag, ProfileOption, colum
 from client.commands.watch import end_line, write_raw
 from client.errors import NebulaError, exit_code_for
 from client.i18n import _
-from client.output import duration, elapsed, gib, known, model_short, pairs, safe, size, table, time_local, time_short
+from client.output import duration, elapsed, gib, known, labels_text, model_short, pairs, safe, size, table, time_local, time_short
 from client.shapes import Job
 
 
@@ -89,7 +89,10 @@ def job_show(job_id: JobId, is_json: JsonFlag = False, profile: ProfileOption = 
 def _record(job: Job, now: datetime) -> str:
     wait, end, attempt = job["wait"], job["end"], job["attempt"]
     wants = [_("{count} × {memory}").format(count=job["gpu_count"], memory=_mem(job)) if job["gpu_count"] else _("none (CPU only)")]
-    wants += [f"{key} {value}" for key, value in sorted((job["constraints"] or {}).items())]
+    asked = job["constraints"] or {}
+    wants += [f"{key} {value}" for key, value in sorted(asked.items()) if key in {"arch", "model", "vendor"}]
+    if job.get("exclusive"):
+        wants.append(_("nobody beside it"))
     if job["nodes"] > 1:
         wants.append(_("on {count} nodes").format(count=job["nodes"]))
     again = _("yes ({count} so far)").format(count=job["requeues"]) if job["requeue"] else _("no")
@@ -106,8 +109,11 @@ def _record(job: Job, now: datetime) -> str:
         (_("Folder"), known(job["workdir"])),
         (_("Environment"), _environment(job["env"])),
         (_("GPUs"), ", ".join(wants)),
+        (_("Node must have"), _node_needs(job)),
         (_("Time limit"), _("none") if job["time_limit_s"] is None else duration(job["time_limit_s"])),
         (_("Priority"), job["priority"] or None),
+        (_("Queue"), job.get("queue") or None),
+        (_("Quality of service"), job.get("qos") or None),
         (_("Requeue"), again),
         (_("Node lost"), job["on_node_loss"]),
         (_("Checkpoint"), job["checkpoint"] or None),
@@ -126,6 +132,20 @@ def _record(job: Job, now: datetime) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _node_needs(job: Job) -> str | None:
+    """What each node of the job must have; a control plane of an earlier version says nothing of it."""
+    asked: Any = job["constraints"] or {}
+    cpu_milli, memory_mib = job.get("cpu_milli"), job.get("host_mem_mib")
+    parts = [
+        _("CUDA {version} or newer").format(version=asked["cuda_min"]) if asked.get("cuda_min") else None,
+        _("driver {version} or newer").format(version=asked["driver_min"]) if asked.get("driver_min") else None,
+        labels_text(asked["labels"]) if asked.get("labels") else None,
+        None if cpu_milli is None else _("{count} CPU cores").format(count=f"{cpu_milli / 1000:g}"),
+        None if memory_mib is None else _("{size} of main memory").format(size=gib(memory_mib)),
+    ]
+    return ", ".join(part for part in parts if part) or None
 
 
 def _environment(env: dict[str, str | None]) -> str | None:

@@ -58,7 +58,10 @@ def submit(
     gpu_mem: Annotated[
         str | None, typer.Option("--gpu-mem", metavar="SIZE", help=_("Memory on each GPU: 24G, 12288M. Without it: whole cards."))
     ] = None,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help=_("Whole cards, however little memory is asked for."))] = False,
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help=_("Machines to spread over."))] = 1,
+    cpus: Annotated[str | None, typer.Option("--cpus", metavar="N", help=_("CPU cores on each node: 8, or 0.5."))] = None,
+    mem: Annotated[str | None, typer.Option("--mem", metavar="SIZE", help=_("Main memory on each node: 64G."))] = None,
     workdir: Annotated[
         str | None, typer.Option("--workdir", metavar="DIR", help=_("Folder to run in, on the node (default: this one)."))
     ] = None,
@@ -79,8 +82,32 @@ def submit(
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help=_("Don't start before nebula-ctl release."))] = False,
     arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help=_("Only cards of this architecture, such as sm_89."))] = None,
-    model: Annotated[str | None, typer.Option("--model", metavar="TEXT", help=_("Only cards of this model, such as '4090'."))] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="TEXT", help=_("Only cards of this model, such as '4090'; or of several: 'A100|H100'.")),
+    ] = None,
     vendor: Annotated[str | None, typer.Option("--vendor", metavar="NAME", help=_("Only cards of this vendor."))] = None,
+    cuda: Annotated[
+        str | None, typer.Option("--cuda", metavar="VERSION", help=_("Only nodes whose driver runs this CUDA or a newer one: 12.4."))
+    ] = None,
+    driver: Annotated[
+        str | None, typer.Option("--driver", metavar="VERSION", help=_("Only nodes with this driver or a newer one: 550."))
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help=_("Only nodes that carry this label. Repeatable."))
+    ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constraint",
+            metavar="TEXT",
+            help=_("The same in one word: a model, or arch=, vendor=, cuda=, driver=, or a label's KEY=VALUE."),
+        ),
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help=_("The queue to wait in (default: the first)."))] = None,
+    qos: Annotated[
+        str | None, typer.Option("--qos", metavar="NAME", help=_("Quality of service; one that raises the priority is for staff only."))
+    ] = None,
     priority: Annotated[int, typer.Option("--priority", metavar="N", help=_("Above 0 for staff only."))] = 0,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", metavar="KEY", help=_("The same key and job again gives the same job: for CI."))
@@ -101,7 +128,8 @@ def submit(
         raise usage_fault(_("Give the program once: either --command TEXT or the words after --."))
     if not argv and command is None:
         raise usage_fault(_("Which program? Put it after --: nebula-ctl submit --gpu-mem 4G -- python train.py"))
-    constraints = {key: value for key, value in (("arch", arch), ("model", model), ("vendor", vendor)) if value is not None}
+    kinds = {"arch": arch, "model": model, "vendor": vendor, "cuda_min": cuda, "driver_min": driver}
+    constraints = _constraints(kinds, labels=label or [], mixed=constraint or [])
     session = session_open(is_json, profile)
     job = session.client.job_submit(
         argv=argv,
@@ -110,7 +138,10 @@ def submit(
         name=name,
         gpu_count=gpu_count,
         gpu_mem=gpu_mem,
+        exclusive=exclusive or None,
         nodes=nodes,
+        cpus=cpus,
+        host_mem=mem,
         workdir=_workdir(workdir),
         env=_env(env or []) or None,
         time=time,
@@ -121,6 +152,8 @@ def submit(
         grace_s=grace,
         hold=hold or None,
         priority=priority or None,
+        queue=queue,
+        qos=qos,
         constraints=constraints or None,
     )
     first = _("Job {id} submitted: {state}").format(id=job["id"], state=job["state"])
@@ -152,6 +185,41 @@ def _workdir(given: str | None) -> str:
             return given
         raise usage_fault(_("The current folder is gone; name one with --workdir DIR.")) from error
     return os.path.normpath(here / given) if given else str(here)
+
+
+#: What --constraint may name besides labels → the API's name.
+_KINDS = {
+    "arch": "arch",
+    "model": "model",
+    "gpu_type": "model",
+    "gpu-type": "model",
+    "vendor": "vendor",
+    "cuda": "cuda_min",
+    "driver": "driver_min",
+}
+
+
+def _constraints(kinds: dict[str, str | None], *, labels: list[str], mixed: list[str]) -> dict[str, Any]:
+    """The API's ``constraints``. Raises UsageFault for what is no KEY=VALUE, and for two values of one key."""
+    found: dict[str, Any] = {key: value for key, value in kinds.items() if value is not None}
+    chosen: dict[str, str] = {}
+
+    def put(into: dict[str, Any], key: str, value: str) -> None:
+        if into.setdefault(key, value) != value:
+            raise usage_fault(
+                _("{key} is asked for twice: {one} and {other}.").format(key=safe(key), one=safe(into[key]), other=safe(value))
+            )
+
+    for text in labels:
+        key, border, value = text.partition("=")
+        if not border:
+            raise usage_fault(_("--label {text!r}: write KEY=VALUE, such as rack=r2.").format(text=text))
+        put(chosen, key, value)
+    for text in mixed:
+        key, _border, value = re.split(r"([=:])", text, maxsplit=1) if re.search("[=:]", text) else ("model", "=", text)
+        kind = _KINDS.get(key.lower())
+        put(found, kind, value) if kind else put(chosen, key, value)
+    return found | ({"labels": chosen} if chosen else {})
 
 
 def _env(pairs: list[str]) -> dict[str, str]:

@@ -55,6 +55,25 @@ HERE = {"workdir": str(Path.cwd()), "gpu_count": 1, "nodes": 1, "requeue": True,
             ["--arch", "sm_89", "--model", "RTX 4090", "--vendor", "nvidia", "--", "x"],
             {"argv": ["x"], "constraints": {"arch": "sm_89", "model": "RTX 4090", "vendor": "nvidia"}},
         ),
+        (
+            ["--model", "A100|H100", "--cuda", "12.4", "--driver", "550", "--", "x"],
+            {"argv": ["x"], "constraints": {"model": "A100|H100", "cuda_min": "12.4", "driver_min": "550"}},
+        ),
+        (
+            ["--label", "rack=r2", "--label", "zone=", "--label", "eq=a=b", "--", "x"],
+            {"argv": ["x"], "constraints": {"labels": {"rack": "r2", "zone": "", "eq": "a=b"}}},
+        ),
+        (["--label", "rack", "--", "x"], "exit 2"),
+        (["--label", "rack=a", "--label", "rack=b", "--", "x"], "exit 2"),
+        (["--constraint=a100", "--", "x"], {"argv": ["x"], "constraints": {"model": "a100"}}),
+        (
+            ["--constraint", "gpu_type:4090", "--constraint", "cuda=12.4", "--constraint", "net/fabric=ib:1", "--", "x"],
+            {"argv": ["x"], "constraints": {"model": "4090", "cuda_min": "12.4", "labels": {"net/fabric": "ib:1"}}},
+        ),
+        (["--constraint", "a100", "--model", "a100", "--", "x"], {"argv": ["x"], "constraints": {"model": "a100"}}),
+        (["--constraint", "a100", "--model", "h100", "--", "x"], "exit 2"),
+        (["--cpus", "0.5", "--mem", "64G", "--exclusive", "--", "x"], {"argv": ["x"], "cpus": "0.5", "host_mem": "64G", "exclusive": True}),
+        (["--queue", "batch", "--qos", "low", "--", "x"], {"argv": ["x"], "queue": "batch", "qos": "low"}),
         (["--priority", "5", "--", "x"], {"argv": ["x"], "priority": 5}),
         (["--priority", "-5", "--", "x"], {"argv": ["x"], "priority": -5}),
         (["--gpu-count", "-1", "--", "x"], "exit 2"),
@@ -264,6 +283,16 @@ def test_show_tells_all_about_a_job(nebula: Ctl, api: FakeApi, monkeypatch: pyte
     waits = nebula("show", "3").out
     assert "Waits because: Needs 40960 MiB on one GPU; the largest free slice is 24576 MiB (gpu-3:1). (position 2)" in waits
     assert "none (CPU only)" in waits
+
+
+def test_show_tells_what_was_asked_of_the_nodes(nebula: Ctl) -> None:
+    wants = ["--label", "rack=r2", "--label", "floor=三楼\u202e", "--cuda", "12.4", "--driver", "550", "--cpus", "1.5", "--mem", "64G"]
+    nebula("submit", *wants, "--exclusive", "--gpu-mem", "4G", "--model", "A100|H100", "--queue", "batch", "--qos", "low", "--", "x")
+    shown = {name: value.strip() for name, value in (line.split(":", 1) for line in nebula("show", "1").out.splitlines())}
+    assert shown["GPUs"] == "1 × 4.0 GiB, model A100|H100, nobody beside it"
+    needs = r"CUDA 12.4 or newer, driver 550 or newer, floor=三楼\u202e rack=r2, 1.5 CPU cores, 64.0 GiB of main memory"
+    assert shown["Node must have"] == needs
+    assert (shown["Queue"], shown["Quality of service"]) == ("batch", "low")
 
 
 def test_show_names_node_and_cards_of_each_rank(nebula: Ctl, api: FakeApi) -> None:
