@@ -15,6 +15,7 @@ import hashlib
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -120,14 +121,26 @@ def from_json(cls: type[T], value: Any, where: str = "message") -> T:
     return cls(**found)
 
 
+#: Class → (field, default) of each of its fields. `dataclasses.fields` for each object would cost more than all the rest.
+_FIELDS: dict[type, tuple[tuple[str, Any], ...]] = {}
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def _encode(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            f.name: _encode(getattr(value, f.name))
-            for f in dataclasses.fields(value)
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    fields = _FIELDS.get(kind)
+    if fields is None and dataclasses.is_dataclass(kind):
+        fields = _FIELDS[kind] = tuple((f.name, f.default) for f in dataclasses.fields(kind))
+    if fields is not None:
+        found: dict[str, Any] = {}
+        for name, default in fields:
+            own = getattr(value, name)
             # A default is not sent: it keeps a sync of 8 cards under 2 kB.
-            if f.default is dataclasses.MISSING or getattr(value, f.name) != f.default
-        }
+            if default is dataclasses.MISSING or own != default:
+                found[name] = _encode(own)
+        return found
     if isinstance(value, tuple | list):
         return [_encode(v) for v in value]
     if isinstance(value, dict):
@@ -415,6 +428,7 @@ class LogAnswer(Message):
     capped: bool = False  # the server keeps no more of this log: stop sending
 
 
-def spec_sha256(spec: RankSpec) -> str:
-    """A stable fingerprint of a spec: an agent that already runs this rank compares it, never the text."""
-    return hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def spec_sha256(spec: RankSpec | Mapping[str, Any]) -> str:
+    """A stable fingerprint of a spec or of its JSON: an agent that already runs this rank compares it, never the text."""
+    body = spec.to_json() if isinstance(spec, RankSpec) else spec
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 
 from agent.protocol import rank_id, spec_sha256
 from jobs import snapshot
@@ -26,10 +28,9 @@ from jobs.scheduler import rank_fits
 from jobs.scheduler import types as core
 from jobs.scheduler.reasons import HELD
 from jobs.services.moves import CHUNK, jobs_move
-from nodes.models import Gpu, Node
+from nodes.models import Gpu
 from quotas.counters import CardsCount
-from quotas.models import User
-from quotas.sql import rows_update
+from quotas.sql import rows_insert, rows_update
 
 #: So many placements a transaction: it stays short, and a long plan lets syncs in between.
 BATCH = 200
@@ -56,14 +57,17 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     # 1. Lock the jobs, then their cards, then the quotas, each in id order: every writer takes them so.
     jobs = {
         job.pk: job
-        for job in Job.objects.select_for_update()
+        for job in Job.objects.select_for_update(of=("self",))
+        .annotate(owner_email=F("owner__email"))
         .filter(pk__in=[placed.job for placed in placements], state=JobState.WAITING, held=False, want_cancel=False, is_restored=False)
         .order_by("pk")
     }
     if not jobs:
         return []
     node_ids = {rank.node for placed in placements for rank in placed.ranks}
-    nodes = {node.id: node for node in snapshot.nodes_read(ids=node_ids, lock=True)}
+    asks = [snapshot.request_of(job) for job in jobs.values()]
+    with_hosts = any(ask.gpu_count == 0 or ask.cpu_milli or ask.host_mem_mib for ask in asks)
+    nodes, addresses = snapshot.nodes_lock(node_ids, with_hosts=with_hosts)
     gpus = {gpu.id: gpu for node in nodes.values() for gpu in node.gpus}
     taken: dict[int, list[core.Slice]] = defaultdict(list)
     for part in snapshot.slices_read(gpu_ids=gpus):
@@ -100,10 +104,11 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         epoch_step=1,
         fields={"wait_code": "", "wait_params": {}, "wait_at": None, "started_at": None},
         per_job={placed.job: {"nodes": [nodes[rank.node].name for rank in placed.ranks]} for placed in good},
+        locked=jobs.values(),
     )
     if len(moved) != len(ids):
         raise _Changed
-    _rows_insert(good, jobs=jobs, gpus=gpus, now=now)
+    _rows_insert(good, jobs=jobs, gpus=gpus, addresses=addresses, now=now)
     nodes_nudge({rank.node for placed in good for rank in placed.ranks})
     return moved
 
@@ -159,90 +164,95 @@ def _cards_take(grants: Iterable[core.Grant]) -> None:
         raise _Changed
 
 
-def _rows_insert(placements: Sequence[core.Placement], *, jobs: dict[int, Job], gpus: dict[int, core.Gpu], now: datetime) -> None:
+def _rows_insert(
+    placements: Sequence[core.Placement],
+    *,
+    jobs: dict[int, Job],
+    gpus: dict[int, core.Gpu],
+    addresses: dict[int, str],
+    now: datetime,
+) -> None:
     # As jobs_move counts: above the job's own epoch and above the floor of a restore.
-    epochs = {pk: max(job.epoch, job.epoch_floor) + 1 for pk, job in jobs.items()}
-    attempts = Attempt.objects.bulk_create(Attempt(job_id=p.job, epoch=epochs[p.job], created_at=now) for p in placements)
-    nodes = dict(Node.objects.filter(pk__in={rank.node for p in placements for rank in p.ranks}).values_list("pk", "address"))
-    addresses = {pk: address or "127.0.0.1" for pk, address in nodes.items()}
-    owners = dict(User.objects.filter(pk__in={job.owner_id for job in jobs.values()}).values_list("pk", "email"))
+    epochs = [max(jobs[placed.job].epoch, jobs[placed.job].epoch_floor) + 1 for placed in placements]
+    attempts = rows_insert(
+        Attempt, [{"job_id": placed.job, "epoch": epoch, "created_at": now} for placed, epoch in zip(placements, epochs, strict=True)]
+    )
     uuids = {pk: gpu.uuid for pk, gpu in gpus.items()}
-    ranks: list[Rank] = []
+    ranks: list[dict[str, Any]] = []
     grants: list[tuple[core.Grant, ...]] = []
-    for attempt, placed in zip(attempts, placements, strict=True):
+    for placed, epoch, attempt in zip(placements, epochs, attempts, strict=True):
         job = jobs[placed.job]
         specs = engine.rank_specs(
             job=job,
-            epoch=attempt.epoch,
-            attempt_id=attempt.pk,
+            epoch=epoch,
+            attempt_id=attempt,
             ranks=placed.ranks,
             uuids=uuids,
-            addresses=addresses,
+            addresses={rank.node: addresses.get(rank.node, "127.0.0.1") for rank in placed.ranks},
             log_cap_mib=settings.LOG_CAP_MIB,
             grace_s=settings.STOP_GRACE_S,
-            owner=owners.get(job.owner_id, ""),
+            owner=getattr(job, "owner_email", ""),
         )
         for rank, spec in zip(placed.ranks, specs, strict=True):
+            body = spec.to_json()
             ranks.append(
-                Rank(
-                    attempt=attempt,
-                    node_id=rank.node,
-                    index=rank.index,
-                    key=rank_id(job.pk, attempt.epoch, rank.index),
-                    spec=spec.to_json(),
-                    spec_sha256=spec_sha256(spec),
-                    grace_s=job.grace_s or settings.STOP_GRACE_S,
-                    lease_s=settings.LEASE_S if job.on_node_loss == OnNodeLoss.REQUEUE else None,
-                )
+                {
+                    "attempt_id": attempt,
+                    "node_id": rank.node,
+                    "index": rank.index,
+                    "key": rank_id(job.pk, epoch, rank.index),
+                    "spec": body,
+                    "spec_sha256": spec_sha256(body),
+                    "grace_s": job.grace_s or settings.STOP_GRACE_S,
+                    "lease_s": settings.LEASE_S if job.on_node_loss == OnNodeLoss.REQUEUE else None,
+                }
             )
             grants.append(rank.grants)
-    Rank.objects.bulk_create(ranks)
-    Slice.objects.bulk_create(
-        Slice(
-            rank=rank,
-            gpu_id=grant.gpu,
-            position=position,
-            mib=grant.mib,
-            is_exclusive=grant.exclusive,
-            share=1.0 if grant.exclusive else min(1.0, grant.mib / (gpus[grant.gpu].total_mib or grant.mib)),
-            held_at=now,
-        )
-        for rank, mine in zip(ranks, grants, strict=True)
-        for position, grant in enumerate(mine)
+    made = rows_insert(Rank, ranks)
+    rows_insert(
+        Slice,
+        [
+            {
+                "rank_id": rank_pk,
+                "gpu_id": grant.gpu,
+                "position": position,
+                "mib": grant.mib,
+                "is_exclusive": grant.exclusive,
+                "share": 1.0 if grant.exclusive else min(1.0, grant.mib / (gpus[grant.gpu].total_mib or grant.mib)),
+                "held_at": now,
+            }
+            for rank_pk, mine in zip(made, grants, strict=True)
+            for position, grant in enumerate(mine)
+        ],
     )
 
 
-def reasons_store(plan: core.Plan, *, now: datetime, refresh_s: float = 45.0) -> int:
+def reasons_store(plan: core.Plan, waits: Mapping[int, snapshot.Wait], *, now: datetime, refresh_s: float = 45.0) -> int:
     """Writes why each refused job waits: what changed, plus a fresh time for what is getting old (two minutes at most).
 
-    Returns how many rows were written. One statement for each different reason, not for each job: a backlog of 10,000
-    jobs has a handful of them. The place in the queue is not stored, since every start would change all of them.
+    ``waits`` is what the plan's snapshot read of the rows. Returns how many rows were written. One statement for each different
+    reason, not for each job: a backlog of 10,000 jobs has a handful of them. The place in the queue is not stored, since every
+    start would change all of them.
     """
-    stored = {
-        pk: (code, params, at, held)
-        for pk, code, params, at, held in Job.objects.filter(state=JobState.WAITING).values_list(
-            "pk", "wait_code", "wait_params", "wait_at", "held"
-        )
-    }
     groups: dict[str, tuple[core.Reason, list[int]]] = {}
     stale: list[int] = []
     for refusal in plan.refusals:
-        old = stored.get(refusal.job)
+        old = waits[refusal.job]
         reason = refusal.reason
-        if old is None or old[3] != (reason.code == HELD):
-            continue  # gone, or held or released since the snapshot: whoever did that wrote the reason
         params = dict(reason.params)
-        if (old[0], old[1]) != (reason.code, params):
+        if (old.code, old.params) != (reason.code, params):
             key = f"{reason.code} {json.dumps(params, sort_keys=True)}"
             groups.setdefault(key, (reason, []))[1].append(refusal.job)
-        elif old[2] is None or (now - old[2]).total_seconds() >= refresh_s:
+        elif old.at is None or (now - old.at).total_seconds() >= refresh_s:
             stale.append(refusal.job)
+    if not groups and not stale:
+        return 0
     written = 0
     with transaction.atomic():
         for reason, ids in groups.values():
             for start in range(0, len(ids), CHUNK):
-                # The state and the hold are in the condition: a job that was started, cancelled or held meanwhile
-                # must not get a reason from this pass.
+                # The state and the hold are in the condition: a job that was started, cancelled, held or released
+                # meanwhile must not get a reason from this pass; whoever did that wrote it.
                 written += Job.objects.filter(pk__in=ids[start : start + CHUNK], state=JobState.WAITING, held=reason.code == HELD).update(
                     wait_code=reason.code, wait_params=dict(reason.params), wait_at=now
                 )

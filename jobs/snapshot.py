@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from jobs.requests import JobRequest
 from jobs.scheduler import types as core
 from nodes import telemetry
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
-from quotas.selectors import cards_room, projects_over_limit, users_over_limit
+from quotas.selectors import standing_of
 
 __all__ = ["build", "hosts_read", "nodes_all", "nodes_read", "policy_current", "request_of", "slices_read"]
 
@@ -107,21 +107,42 @@ def _hosts_lock(node_ids: Iterable[int]) -> None:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [HOST_LOCK, node_id & 0x7FFF_FFFF])
 
 
-def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, lock: bool = False) -> tuple[core.Node, ...]:
-    """The pool's nodes with their cards, by id. ``lock`` takes the card rows' locks in id order (PostgreSQL); what the hosts
-    have left is read behind them."""
-    wanted = Q() if ids is None else Q(pk__in=list(ids))
-    node_rows = list(Node.objects.filter(wanted).exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
-    gpu_query = Gpu.objects.filter(node_id__in=[row[0] for row in node_rows]) if ids is not None else Gpu.objects.all()
-    if lock:
-        gpu_query = gpu_query.select_for_update()
-    gpu_rows = list(gpu_query.order_by("pk").values_list(*GPU_FIELDS))
-    if lock:
-        _hosts_lock({row[0] for row in node_rows} - {row[1] for row in gpu_rows})
-    latest = telemetry.gpus_latest([row[0] for row in gpu_rows]) if with_latest else {}
+def nodes_read(*, with_latest: bool = False) -> tuple[core.Node, ...]:
+    """The pool's nodes with their cards, by id. ``with_latest`` adds what moves: telemetry, and what the hosts have left."""
+    node_rows = list(Node.objects.exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
+    gpu_rows = list(Gpu.objects.order_by("pk").values_list(*GPU_FIELDS))
+    latest = telemetry.nodes_statuses(row[0] for row in node_rows) if with_latest else {}
+    links: dict[int, list[core.Link]] = defaultdict(list)
+    for a, b, kind, node_id in GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"):
+        links[node_id].append(core.Link(a=a, b=b, kind=kind))
+    return _nodes(node_rows, gpu_rows, latest=latest, links=links, hosts=hosts_read() if with_latest else {})
+
+
+def nodes_lock(ids: Iterable[int], *, with_hosts: bool) -> tuple[dict[int, core.Node], dict[int, str]]:
+    """These nodes as they are now, with their cards' rows locked in id order (PostgreSQL), and the addresses of those that have
+    one. ``with_hosts``: what the hosts have left is read behind the locks. No telemetry, no links."""
+    node_rows = list(
+        Node.objects.filter(pk__in=list(ids)).exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS, "address")
+    )
+    found = [row[0] for row in node_rows]
+    gpu_rows = list(Gpu.objects.select_for_update().filter(node_id__in=found).order_by("pk").values_list(*GPU_FIELDS))
+    _hosts_lock(set(found) - {row[1] for row in gpu_rows})
+    nodes = _nodes([row[:-1] for row in node_rows], gpu_rows, latest={}, links={}, hosts=hosts_read(found) if with_hosts else {})
+    return {node.id: node for node in nodes}, {row[0]: row[-1] for row in node_rows if row[-1]}
+
+
+def _nodes(
+    node_rows: Iterable[tuple[Any, ...]],
+    gpu_rows: Iterable[tuple[Any, ...]],
+    *,
+    latest: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    links: Mapping[int, Sequence[core.Link]],
+    hosts: Mapping[int, Host],
+) -> tuple[core.Node, ...]:
     cards: dict[int, list[core.Gpu]] = defaultdict(list)
+    unseen: Mapping[str, Any] = {}
     for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width in gpu_rows:
-        seen = latest.get(pk) or {}
+        seen = latest.get(node_id, {}).get(uuid, unseen)
         cards[node_id].append(
             core.Gpu(
                 id=pk,
@@ -143,18 +164,13 @@ def nodes_read(*, ids: Iterable[int] | None = None, with_latest: bool = False, l
                 pcie_width=width,
             )
         )
-    links: dict[int, list[core.Link]] = defaultdict(list)
-    if not lock:
-        for a, b, kind, node_id in GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"):
-            links[node_id].append(core.Link(a=a, b=b, kind=kind))
-    hosts = hosts_read(ids) if with_latest or lock else {}
     nothing = Host()
     return tuple(
         core.Node(
             id=pk,
             name=name,
             gpus=tuple(cards[pk]),
-            links=tuple(links[pk]),
+            links=tuple(links.get(pk, ())),
             takes_work=_refusal(state, cordoned) is None,
             refusal=_refusal(state, cordoned),
             cpu_cores=cores,
@@ -199,33 +215,55 @@ def _running(slices: tuple[core.Slice, ...]) -> tuple[core.Running, ...]:
     )
 
 
+def _failed_on() -> dict[int, set[int]]:
+    """Waiting job → the nodes that could not launch it. One query."""
+    found: dict[int, set[int]] = defaultdict(set)
+    failed = Rank.objects.filter(attempt__job__state=JobState.WAITING, attempt__job__requeues__gt=0, observed=RankState.LAUNCH_FAILED)
+    for job, node in failed.order_by().values_list("attempt__job_id", "node_id"):
+        found[job].add(node)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The reason that a waiting job's row has."""
+
+    code: str
+    params: Mapping[str, Any]
+    at: datetime | None
+    is_held: bool
+
+
 def build(now: datetime) -> core.Snapshot:
-    """Everything a pass may know. Twelve queries and one Redis round trip, whatever the size."""
+    """Everything a pass may know. Ten queries at most and one Redis round trip, whatever the size."""
+    return read(now)[0]
+
+
+def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
+    """``build``, and of each waiting job the reason that is stored."""
     nodes = nodes_read(with_latest=True)
     slices = slices_read()
-    failed_on: dict[int, set[int]] = defaultdict(set)
-    for job, node in (
-        Rank.objects.filter(attempt__job__state=JobState.WAITING, attempt__job__requeues__gt=0, observed=RankState.LAUNCH_FAILED)
-        .order_by()
-        .values_list("attempt__job_id", "node_id")
-    ):
-        failed_on[job].add(node)
     waiting = list(
         Job.objects.filter(state=JobState.WAITING, want_cancel=False)
         .order_by("-priority", "submitted_at", "pk")
         .values_list(
             "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
             "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
+            "requeues", "wait_code", "wait_params", "wait_at",
         )
     )  # fmt: skip
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
-    over, over_projects = users_over_limit(owners, now=now), projects_over_limit(projects, now=now)
-    room, room_projects = cards_room(users=owners, projects=projects)
+    quota = standing_of(users=owners, projects=projects, now=now)
+    failed_on = _failed_on() if any(row[17] for row in waiting) else {}
+    nowhere: frozenset[int] = frozenset()
+    waits: dict[int, Wait] = {}
     jobs: list[core.Job] = []
     requests: dict[tuple[Any, ...], core.Request] = {}  # of equal requests one object: the core need not hash each
     for (
         pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored, queue, qos, predicted,
+        _requeues, code, code_params, code_at,
     ) in waiting:  # fmt: skip
+        waits[pk] = Wait(code, code_params, code_at, held)
         shape = (count, mem, nodes_n, repr(limits) if limits else "")
         if shape not in requests:
             requests[shape] = _request(count, mem, nodes_n, limits)
@@ -234,11 +272,11 @@ def build(now: datetime) -> core.Snapshot:
             hold, params = "held", {"by": by or "", "why": why}
         elif restored:
             hold = "restored"
-        elif owner in over:
-            hold, params = "quota_exceeded", over[owner]
-        elif project in over_projects:
-            hold, params = "quota_exceeded", over_projects[project]
-        elif (left := min(room.get(owner, count), room_projects.get(project, count))) < count:
+        elif owner in quota.over_users:
+            hold, params = "quota_exceeded", quota.over_users[owner]
+        elif project in quota.over_projects:
+            hold, params = "quota_exceeded", quota.over_projects[project]
+        elif (left := min(quota.room_users.get(owner, count), quota.room_projects.get(project, count))) < count:
             hold, params = "cards_exceeded", {"needed": count, "room": max(0, left)}
         jobs.append(
             core.Job(
@@ -254,7 +292,7 @@ def build(now: datetime) -> core.Snapshot:
                 time_limit_s=limit,
                 hold=hold,
                 hold_params=params,
-                avoid_nodes=frozenset(failed_on.get(pk, ())),
+                avoid_nodes=frozenset(failed_on[pk]) if pk in failed_on else nowhere,
             )
         )
-    return core.Snapshot(now=now.timestamp(), nodes=nodes, jobs=jobs, slices=slices, running=_running(slices))
+    return core.Snapshot(now=now.timestamp(), nodes=nodes, jobs=jobs, slices=slices, running=_running(slices)), waits

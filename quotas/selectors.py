@@ -81,3 +81,30 @@ def cards_room(*, users: Iterable[int], projects: Iterable[int]) -> tuple[dict[i
         else:
             by_project[project_id] = room
     return by_user, by_project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What quotas say of the owners of waiting jobs. ``over``: params of code ``quota_exceeded``; ``room``: cards that may
+    still be held, without an entry = no limit."""
+
+    over_users: dict[int, dict[str, Any]]
+    over_projects: dict[int, dict[str, Any]]
+    room_users: dict[int, int]
+    room_projects: dict[int, int]
+
+
+def standing_of(*, users: Iterable[int], projects: Iterable[int], now: datetime) -> Standing:
+    """``users_over_limit``, ``projects_over_limit`` and ``cards_room`` for a pass, in one SELECT of the rows that limit anything."""
+    found = Standing(over_users={}, over_projects={}, room_users={}, room_projects={})
+    spent = Q(gpu_hours__isnull=False, used_gpu_s__gte=F("gpu_hours") * 3600.0, period_start=calendar.month_of(now))
+    rows = Quota.objects.filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects))).filter(spent | Q(max_cards__isnull=False))
+    for quota in rows.select_related("user", "project"):
+        is_user = quota.user_id is not None
+        key = quota.user_id or quota.project_id or 0
+        error = refusal_of(quota, now=now)
+        if error is not None and error.params["what"] == "gpu_hours":
+            (found.over_users if is_user else found.over_projects)[key] = error.params
+        if quota.max_cards is not None:
+            (found.room_users if is_user else found.room_projects)[key] = max(0, quota.max_cards - quota.held_cards)
+    return found

@@ -1,10 +1,12 @@
-"""One statement for many rows whose changes differ: UPDATE … FROM (VALUES …), on SQLite and PostgreSQL alike."""
+"""Many rows in one statement, where a model object for each would cost more than the database does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, models
 
 #: Parameters of one statement; SQLite allows 32,766.
@@ -32,3 +34,35 @@ def rows_update(model: type[models.Model], rows: Sequence[Sequence[Any]], *, ass
             cursor.execute(f"UPDATE {table} SET {assign} FROM {values} WHERE {matches}", [value for row in chunk for value in row])  # noqa: S608
             changed += cursor.rowcount
     return changed
+
+
+def rows_insert(model: type[models.Model], rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Inserts ``rows`` (column name → value, all with the same columns) and returns their primary keys, in order.
+
+    Columns that are left out take the model's defaults. On PostgreSQL the rows travel as one JSON text, which costs a quarter of
+    ``bulk_create``; on SQLite it is ``bulk_create``. Times are aware; a NUL in a text is refused by the database, as ever.
+    """
+    if not rows:
+        return []
+    if connection.vendor != "postgresql":
+        return [made.pk for made in model._default_manager.bulk_create(model(**row) for row in rows)]
+    name = connection.ops.quote_name
+    table, key = name(model._meta.db_table), name(model._meta.pk.column)
+    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
+    given = rows[0].keys()
+    constant = {field.column: field.get_default() for field in fields if field.column not in given}
+    text = json.dumps([{**constant, **row} for row in rows], cls=_Encoder, separators=(",", ":"), ensure_ascii=False)
+    columns = ", ".join(name(field.column) for field in fields)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} ({columns}) SELECT {columns} FROM json_populate_recordset(NULL::{table}, %s::json) RETURNING {key}",  # noqa: S608
+            [text],
+        )
+        return [int(pk) for (pk,) in cursor.fetchall()]
+
+
+class _Encoder(DjangoJSONEncoder):
+    """Django's own cuts times to milliseconds."""
+
+    def default(self, o: Any) -> Any:
+        return o.isoformat() if hasattr(o, "isoformat") else super().default(o)

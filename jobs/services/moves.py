@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
@@ -14,6 +14,7 @@ from jobs.lifecycle import FINAL, InvalidTransition, JobState, sources
 from jobs.models import Job, JobEvent
 from jobs.notify import jobs_changed
 from quotas.services import quota_jobs_done
+from quotas.sql import rows_insert
 
 CHUNK = 2000  # parameters of one statement; SQLite allows 32,766
 
@@ -30,30 +31,31 @@ def jobs_move(
     expect: JobState | None = None,
     epoch_step: int = 0,
     epoch_to: int | None = None,
+    locked: Iterable[Job] = (),
 ) -> list[int]:
     """Moves those of ``ids`` that may move to ``to``; returns the ids that moved, in order.
 
     ``fields`` are set in the same statement. ``per_job`` adds to the event's params for one job. ``expect`` allows one
     old state only. ``epoch_step`` 1 begins a new attempt's epoch, above the job's floor; ``epoch_to`` takes one that a node
-    already runs. A job in any other state, or already final, is left
+    already runs. ``locked`` are jobs that this transaction has read under their lock and not changed since: they are not
+    read again. A job in any other state, or already final, is left
     alone: the caller compares what came back. A move to a final state gives back the owner's place among the active
     jobs. Locks the rows on PostgreSQL.
     """
     now = timezone.now()
     allowed = (expect,) if expect else sources(to)
     moved: list[int] = []
+    read = {job.pk: (job.state, job.epoch, job.owner_id, job.project_id, job.epoch_floor) for job in locked}
     with transaction.atomic(savepoint=False):
         for start in range(0, len(ids), CHUNK):
             chunk = list(ids[start : start + CHUNK])
-            rows = (
-                Job.objects.select_for_update()
-                .filter(pk__in=chunk, state__in=allowed)
-                .order_by("pk")
-                .values_list("pk", "state", "epoch", "owner_id", "project_id", "epoch_floor")
-            )
+            rows = {pk: read[pk] for pk in chunk if pk in read and read[pk][0] in allowed}
+            if missing := [pk for pk in chunk if pk not in read]:
+                query = Job.objects.select_for_update().filter(pk__in=missing, state__in=allowed).order_by("pk")
+                rows |= {row[0]: row[1:] for row in query.values_list("pk", "state", "epoch", "owner_id", "project_id", "epoch_floor")}
             found = {
                 pk: (state, epoch_to or (max(epoch, floor) + epoch_step if epoch_step else epoch), owner, project)
-                for pk, state, epoch, owner, project, floor in rows
+                for pk, (state, epoch, owner, project, floor) in rows.items()
             }
             if not found:
                 continue
@@ -72,18 +74,21 @@ def jobs_move(
                 if count != len(group):
                     raise InvalidTransition(f"{len(group) - count} of {len(group)} jobs left {old} during the move to {to}")
             order = [pk for pk in chunk if pk in found]
-            JobEvent.objects.bulk_create(
-                JobEvent(
-                    job_id=pk,
-                    at=now,
-                    code=code,
-                    params={**(params or {}), **((per_job or {}).get(pk) or {})},
-                    from_state=found[pk][0],
-                    to_state=to,
-                    epoch=found[pk][1],
-                    by_id=by,
-                )
-                for pk in order
+            rows_insert(
+                JobEvent,
+                [
+                    {
+                        "job_id": pk,
+                        "at": now,
+                        "code": code,
+                        "params": {**(params or {}), **((per_job or {}).get(pk) or {})},
+                        "from_state": found[pk][0],
+                        "to_state": to.value,
+                        "epoch": found[pk][1],
+                        "by_id": by,
+                    }
+                    for pk in order
+                ],
             )
             if to in FINAL:
                 quota_jobs_done([(found[pk][2], found[pk][3]) for pk in order])

@@ -93,13 +93,13 @@ def pass_run() -> PassResult:
     """A pass without the lock: what two schedulers at once would do. Safe by re-check and constraints."""
     now = timezone.now()
     t0 = time.perf_counter()
-    view = snapshot.build(now)
+    view, waits = snapshot.read(now)
     t1 = time.perf_counter()
     decided = plan(view, snapshot.policy_current())
     t2 = time.perf_counter()
     started = plan_apply(decided, now=now)
     t3 = time.perf_counter()
-    reasons_store(decided, now=now)
+    reasons_store(decided, waits, now=now)
     t4 = time.perf_counter()
     return PassResult(
         started=started,

@@ -569,5 +569,15 @@ def test_a_snapshot_costs_the_same_for_any_number_of_jobs(lab: Lab, django_asser
     lab.node("n1", *[24564] * 4)
     for _ in range(30):
         lab.submit()
-    with django_assert_max_num_queries(12):
+    with django_assert_max_num_queries(10):
         snapshot.build(lab.now)
+
+
+@pytest.mark.parametrize("cards", [2, 12])
+def test_a_pass_costs_the_same_for_any_number_of_starts(lab: Lab, cards: int, django_assert_max_num_queries) -> None:  # type: ignore[no-untyped-def]
+    for number in range(cards // 2):
+        lab.node(f"n{number}", 24564, 24564)
+    for number in range(cards + 5):
+        lab.submit(owner=lab.user(f"user{number % 4}"))
+    with django_assert_max_num_queries(28):  # a dozen of the snapshot, a dozen of the apply, savepoints
+        assert len(lab.schedule().started) == cards

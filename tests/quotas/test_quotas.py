@@ -14,7 +14,7 @@ from quotas import calendar
 from quotas.counters import CardsCount
 from quotas.errors import QuotaExceeded
 from quotas.models import Project, Quota, User
-from quotas.selectors import cards_room, projects_over_limit, quota_view, users_over_limit
+from quotas.selectors import cards_room, projects_over_limit, quota_view, standing_of, users_over_limit
 from quotas.services import cards_hold, cards_release, quota_for, quota_job_admit, quota_job_done, quota_jobs_done
 from tests.factories import project_make, user_make
 from tests.threads import in_threads
@@ -200,6 +200,23 @@ def test_those_over_the_limit_are_named_in_one_query_and_only_for_this_month():
         over.pk: {"what": "gpu_hours", "used": 1.0, "limit": 1, "resets_at": calendar.resets_at(now).isoformat(), "owner": over.email}
     }
     assert list(projects_over_limit([project.pk], now=now)) == [project.pk]
+
+
+def test_what_limits_the_owners_of_waiting_jobs_is_read_in_one_query():
+    now = timezone.now()
+    month = calendar.month_of(now)
+    spent = user_make(quota={"gpu_hours": 1, "used_gpu_s": 3600, "period_start": month, "max_cards": 3, "held_cards": 1})
+    full = user_make(quota={"max_active_jobs": 1, "active_jobs": 1, "max_cards": 2, "held_cards": 5})  # its jobs are counted already
+    free = user_make()
+    project, other = project_make(), project_make()
+    Quota.objects.create(project=project, gpu_hours=0, period_start=month)
+    Quota.objects.create(project=other, gpu_hours=None, max_cards=4)
+    with CaptureQueriesContext(connection) as queries:
+        found = standing_of(users=[spent.pk, full.pk, free.pk], projects=[project.pk, other.pk], now=now)
+    assert len(queries) == 1
+    assert found.over_users == users_over_limit([spent.pk], now=now)
+    assert found.over_projects == projects_over_limit([project.pk], now=now)
+    assert (found.room_users, found.room_projects) == ({spent.pk: 2, full.pk: 0}, {other.pk: 4})
 
 
 def test_the_view_shows_hours_and_none_for_no_limit():

@@ -1,0 +1,67 @@
+"""Many rows in one statement: what arrives is what the ORM would have written, on both databases."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from quotas.models import LedgerEntry, Project, Quota
+from quotas.sql import rows_insert, rows_update
+from tests.factories import project_make, user_make
+
+pytestmark = pytest.mark.django_db
+AT = datetime(2026, 3, 15, 12, 30, 1, 123457, tzinfo=UTC)
+
+
+def entries(count: int) -> list[dict[str, object]]:
+    user, project = user_make(), project_make()
+    common = {"user_id": user.pk, "project_id": project.pk, "share": 1 / 3, "mib": 4096, "started_at": AT, "ended_at": AT}
+    return [
+        {**common, "slice_id": 10 - n, "job_id": n, "gpu_model": f'№{n} "\\{{}},\n', "seconds": 0.1 + 0.2, "gpu_seconds": 1e-9}
+        for n in range(count)
+    ]
+
+
+def test_inserted_rows_keep_every_value_and_their_order():
+    keys = rows_insert(LedgerEntry, entries(3))
+    rows = LedgerEntry.objects.in_bulk(keys)
+    assert [rows[key].job_id for key in keys] == [0, 1, 2]
+    last = rows[keys[2]]
+    assert (last.gpu_model, last.slice_id, last.share, last.seconds, last.gpu_seconds) == ('№2 "\\{},\n', 8, 1 / 3, 0.1 + 0.2, 1e-9)
+    assert last.started_at == AT
+    assert last.created_at.tzinfo is not None  # left out: the model's default
+
+
+def test_a_row_that_breaks_a_constraint_takes_all_back():
+    rows = entries(2)
+    rows[1]["share"] = 1.5
+    with pytest.raises(IntegrityError), transaction.atomic():
+        rows_insert(LedgerEntry, rows)
+    assert LedgerEntry.objects.count() == 0
+
+
+def test_each_row_gets_its_own_change_and_only_those_that_meet_the_condition_count():
+    one, two = (Quota.objects.get(user=user_make(quota={"held_cards": n, "max_cards": 5})) for n in (1, 4))
+    changed = rows_update(
+        Quota,
+        [(one.pk, 3), (two.pk, 2), (one.pk + two.pk + 1, 1)],
+        assign="held_cards = held_cards + v.column2",
+        where="held_cards + v.column2 <= max_cards",
+    )
+    assert changed == 1
+    assert [Quota.objects.get(pk=row.pk).held_cards for row in (one, two)] == [4, 4]
+
+
+def test_more_rows_than_one_statement_holds_are_all_changed(monkeypatch):
+    monkeypatch.setattr("quotas.sql.PARAMETERS", 4)
+    projects = [project_make() for _ in range(5)]
+    assert rows_update(Project, [(p.pk, f"title {p.pk}") for p in projects], assign="title = v.column2") == 5
+    assert {p.title for p in Project.objects.filter(pk__in=[p.pk for p in projects])} == {f"title {p.pk}" for p in projects}
+
+
+def test_no_rows_are_no_statement(django_assert_num_queries):
+    with django_assert_num_queries(0):
+        assert rows_insert(LedgerEntry, []) == []
+        assert rows_update(Quota, [], assign="held_cards = v.column2") == 0
