@@ -21,6 +21,7 @@ from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 from django.urls import path, re_path
 
+from nodes import rechecks
 from nodes.auth import node_authenticate
 from nodes.live import TOPIC, agent_group, group_of
 
@@ -99,9 +100,11 @@ class NodeConsumer(AsyncWebsocketConsumer):
 class LiveConsumer(AsyncWebsocketConsumer):
     """A person's connection. ``{"subscribe": ["job.42", "pool"]}`` and ``{"unsubscribe": […]}`` are answered with
     ``{"topics": [all now], "refused": [those of this message that may not be had]}``; a topic that doesn't exist and
-    one that may not be seen are the same. Own ``user.<id>`` is subscribed from the start."""
+    one that may not be seen are the same. Own ``user.<id>`` is subscribed from the start. Who may not be here any more is
+    sent away within seconds (nodes/rechecks.py)."""
 
     topics: set[str]
+    entry: rechecks.Entry
 
     async def connect(self) -> None:
         self.topics = set()
@@ -110,10 +113,31 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.close(code=CLOSE_UNAUTHENTICATED)
             return
         self.user = user
+        token = self.scope.get("token", "")
+        if token:
+            self.entry = rechecks.Entry(user=user.pk, token=token)
+        else:
+            self.entry = rechecks.Entry(user=user.pk, session_key=self.scope["session"].session_key or "", password=user.password)
         await self.accept()
         await self._add(f"user.{user.pk}")
+        rechecks.watch(self, user_for_token=_user_for_token)
+
+    async def rechecked(self, user: Any | None) -> None:
+        if user is None:
+            rechecks.forget(self)
+            await self.close(code=CLOSE_UNAUTHENTICATED)
+            return
+        rights, self.user = (self.user.is_staff, self.user.is_superuser), user
+        if rights == (user.is_staff, user.is_superuser):
+            return
+        gone = [topic for topic in sorted(self.topics) if not await database_sync_to_async(self._may_have)(topic)]
+        for topic in gone:
+            await self._discard(topic)
+        if gone:
+            await self.send(text_data=json.dumps({"topics": sorted(self.topics), "refused": gone}))
 
     async def disconnect(self, code: int) -> None:
+        rechecks.forget(self)
         for topic in list(getattr(self, "topics", ())):
             await self._discard(topic)
 
@@ -198,7 +222,7 @@ class LiveDoor:
         if authorization:
             match = _BEARER.fullmatch(authorization)
             user = await database_sync_to_async(_user_for_token)(match[1]) if match else None
-            await self.by_token({**scope, "user": user}, receive, send)
+            await self.by_token({**scope, "user": user, "token": match[1] if match else ""}, receive, send)
         elif is_own_origin(scope, trusted=settings.CSRF_TRUSTED_ORIGINS, hosts=settings.ALLOWED_HOSTS):
             await self.by_session(scope, receive, send)
         else:
