@@ -21,10 +21,10 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from jobs.scheduler.candidates import Shape
-from jobs.scheduler.need import Need, request_error
+from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool, PoolCard
 from jobs.scheduler.predict import longest_s, remaining_s
+from jobs.scheduler.shapes import Shape
 from jobs.scheduler.types import Job, Kept, Policy, Reason, Running, Slice, Snapshot
 
 #: When a job ends: (end by this pass's estimates, start), both seconds; least = soonest.
@@ -67,11 +67,16 @@ class Ends:
                 return (math.inf, run.started)
         elif elapsed >= limit + OVERDUE_AFTER_S:
             return OVERDUE
-        left = remaining_s(elapsed_s=elapsed, limit_s=limit, predicted_s=run.predicted_s, policy=policy, strict=self._is_strict)
+        if run.predicted_s is None:
+            left = (policy.limit_max_s if limit is None else limit) - elapsed
+        else:
+            left = remaining_s(elapsed_s=elapsed, limit_s=limit, predicted_s=run.predicted_s, policy=policy, strict=self._is_strict)
         return (now + max(left, SOON_S), run.started)
 
     def job_end(self, job: Job) -> float:
         """When the job would count as ended if it started now."""
+        if job.predicted_s is None:
+            return self._now + (self._policy.limit_max_s if job.time_limit_s is None else job.time_limit_s)
         return self._now + longest_s(job.time_limit_s, job.predicted_s, self._policy, strict=self._is_strict)
 
     def add(self, job: Job) -> None:
@@ -129,7 +134,11 @@ def free_at(card: PoolCard, need: Need, ends: Ends) -> EndKey | None:
     free, live = card.free_mib, card.live
     if need.take(free_mib=free, live=live) is not None:
         return FREE_NOW
-    dated = [(key, part.job or 0, part.mib) for part in card.slices if (key := ends.of(part)) is not None]
+    slices = card.slices
+    if live == 1:
+        key = ends.of(slices[0])
+        return key if key is not None and need.take(free_mib=free + slices[0].mib, live=0) is not None else None
+    dated = [(key, part.job or 0, part.mib) for part in slices if (key := ends.of(part)) is not None]
     dated.sort()
     for key, _job, mib in dated:
         free += mib
@@ -144,22 +153,27 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     some, or no end of a job helps."""
     good = {kind: need for kind, need in enumerate(shape.needs) if isinstance(need, Need)}
     k, wanted = shape.per_node, shape.request.nodes
-    if not pool.kept_kinds.isdisjoint(good) or request_error(shape.request) is not None:
+    if not shape.is_valid or not pool.kept_kinds.isdisjoint(good):
         return None
-    found: list[tuple[EndKey, int, list[PoolCard]]] = []
+    # 1. The nodes where the last of the cards that are free soonest is free soonest.
+    found: list[tuple[EndKey, int, list[tuple[EndKey, PoolCard]]]] = []
     for node in pool.nodes:
         if not node.node.takes_work:
             continue
-        dated: list[tuple[EndKey, float, int, int, PoolCard]] = []
-        for card in node.cards:
-            need = good.get(card.kind)
-            if need is not None and card.is_open and (when := free_at(card, need, ends)) is not None:
-                dated.append((when, -card.score(), card.gpu.index, card.gpu.id, card))
+        dated = [
+            (when, card)
+            for card in node.cards
+            if (need := good.get(card.kind)) is not None and card.is_open and (when := free_at(card, need, ends)) is not None
+        ]
         if len(dated) >= k:
-            chosen = heapq.nsmallest(k, dated)
-            found.append((chosen[-1][0], node.node.id, [item[4] for item in chosen]))
+            last = min([when for when, _card in dated]) if k == 1 else sorted([when for when, _card in dated])[k - 1]
+            found.append((last, node.node.id, dated))
     if len(found) < wanted:
         return None
-    found.sort(key=lambda item: item[:2])
-    last = found[wanted - 1][0][0]
-    return last, [card for _key, _node, cards in found[:wanted] for card in cards]
+    # 2. Which cards these are: of cards that are free at the same time, the best.
+    nearest = heapq.nsmallest(wanted, found, key=lambda item: item[:2])
+    cards = []
+    for _last, _node, dated in nearest:
+        ranked = sorted([(when, -card.score(), card.gpu.index, card.gpu.id, card) for when, card in dated])
+        cards += [item[4] for item in ranked[:k]]
+    return nearest[-1][0][0], cards

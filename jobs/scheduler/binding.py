@@ -8,6 +8,9 @@ cause were good. The answer is
 3. else, if all causes on cards in service suffice together: too few cards at once (``gpu_count``);
 4. else the cause that covers most of the cards out of service;
 5. else no card here is of the right kind: the commonest mismatch.
+
+Cards that look alike are judged once, and of a node only the numbers of its cards' looks are read: a pass asks this of each request
+that fails, over all nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jobs.scheduler import reasons
-from jobs.scheduler.need import Need
+from jobs.scheduler.need import Need, host_short
 from jobs.scheduler.types import Gpu, Node, Reason, Request
 
 HOST = (reasons.HOST_CPU, reasons.HOST_MEMORY)
@@ -39,15 +42,14 @@ KIND = (
 
 @dataclass(slots=True)
 class CardView:
-    """A card as one request sees it. ``free_mib`` is what slices leave, foreign use not considered."""
+    """Cards that look alike, as one request sees them. ``free_mib`` is what slices leave, foreign use not considered."""
 
-    gpu: Gpu
+    gpu: Gpu  # one of them
     need: Need | Reason
     free_mib: int
     foreign_mib: int  # only what counts
     live: int
     aside_for: int | None = None  # the job that the card is kept for
-    _cause: str | None = ""  # "" = not looked at yet
 
     @property
     def really_free_mib(self) -> int:
@@ -55,11 +57,6 @@ class CardView:
 
     def cause(self) -> str | None:
         """The code of what stands in the way on this card; None = it fits now. The node's state is not looked at."""
-        if self._cause == "":
-            self._cause = self._find()
-        return self._cause
-
-    def _find(self) -> str | None:
         need = self.need
         if isinstance(need, Reason):
             return need.code
@@ -77,16 +74,15 @@ class CardView:
 
 @dataclass(slots=True)
 class NodeView:
-    """A node and its cards as one request sees them; ``name`` None = a card looked at by itself."""
+    """A node as any request sees it; ``name`` None = a card looked at by itself. ``looks``: of each card, which CardView it is like."""
 
     name: str | None
     refusal: str | None
     takes_work: bool
-    cards: Sequence[CardView]
-    short: str | None = None  # the code of what the host lacks now: host_cpu or host_memory
+    gpus: Sequence[Gpu] = ()
+    looks: Sequence[int] = ()
     cpu_milli: int | None = None  # free on the host; None = unknown
     memory_mib: int | None = None
-    times: int = 1  # nodes that look just like this one
 
 
 def refusal_code(refusal: str | None) -> str:
@@ -110,115 +106,179 @@ def host_reason(request: Request, code: str, nodes: Sequence[NodeView]) -> Reaso
     return Reason(code=code, params={"needed_mib": request.host_mem_mib, "largest_free_mib": best.memory_mib, "node": best.name})
 
 
-@dataclass(slots=True)
-class _Sorted:
-    """One node's cards by cause; ``ok`` = good now."""
-
-    node: NodeView
-    by_cause: dict[str, list[CardView]]
-    ok: int
-
-    def count(self, causes: Iterable[str]) -> int:
-        return self.ok + sum(len(self.by_cause.get(cause, ())) for cause in causes)
+#: Bits for the number of a node's cards with one cause.
+WIDTH = 16
+MASK = (1 << WIDTH) - 1
+#: What of a node counts beside its cards: (why it takes no work, what its host lacks); None = nothing.
+Side = tuple[str | None, str | None]
+FINE: Side = (None, None)
 
 
-def _sort_node(node: NodeView) -> _Sorted:
-    by_cause: dict[str, list[CardView]] = {}
-    ok = 0
-    for card in node.cards:
-        cause = card.cause()
-        if not node.takes_work and cause not in KIND:
-            cause = refusal_code(node.refusal)
-        elif node.short is not None and (cause is None or cause in IN_THE_WAY):
-            cause = node.short  # whatever else ends, the host is too full
-        if cause is None:
-            ok += 1
-        else:
-            by_cause.setdefault(cause, []).append(card)
-    return _Sorted(node, by_cause, ok)
+class _Tally:
+    """How many cards of each node have which cause: one number a node, ``WIDTH`` bits of it for each cause."""
+
+    def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView]) -> None:
+        self.nodes = nodes
+        self.looks = looks
+        self._causes = [look.cause() for look in looks]
+        self._shift: dict[str | None, int] = {}
+        self._by_side: dict[Side, list[str | None]] = {}
+        self._has_host = request.cpu_milli is not None or request.host_mem_mib is not None
+        weights: dict[Side, list[int]] = {}
+        self.sides: list[Side] = []
+        self.sums: list[int] = []
+        for node in nodes:
+            side = FINE
+            if not node.takes_work:
+                side = (refusal_code(node.refusal), None)
+            elif self._has_host and node.name is not None:
+                side = (None, host_short(request, node.cpu_milli, node.memory_mib))
+            mine = weights.get(side)
+            if mine is None:
+                mine = weights[side] = [1 << self._shift_of(cause) for cause in self.causes(side)]
+            self.sides.append(side)
+            self.sums.append(sum(map(mine.__getitem__, node.looks)))
+        self.groups = Counter(self.sums)  # nodes with as many good cards and as many of each cause count alike
+
+    def causes(self, side: Side) -> list[str | None]:
+        """The cause of each look on a node of that side."""
+        found = self._by_side.get(side)
+        if found is None:
+            refusal, short = side
+            found = self._causes
+            if refusal is not None:
+                found = [cause if cause in KIND else refusal for cause in found]
+            elif short is not None:
+                # Whatever else ends, the host is too full.
+                found = [short if cause is None or cause in IN_THE_WAY else cause for cause in found]
+            self._by_side[side] = found
+        return found
+
+    def _shift_of(self, cause: str | None) -> int:
+        return self._shift.setdefault(cause, WIDTH * len(self._shift))
+
+    def count(self, total: int, causes: Iterable[str | None]) -> int:
+        """Cards with one of the causes on a node with that sum; the cause None = good cards."""
+        return sum([(total >> shift) & MASK for cause in causes if (shift := self._shift.get(cause)) is not None])
+
+    def totals(self) -> dict[str, int]:
+        """Cards with each cause, on all nodes."""
+        return {
+            cause: sum([((total >> shift) & MASK) * times for total, times in self.groups.items()])
+            for cause, shift in self._shift.items()
+            if cause is not None
+        }
+
+    def nodes_with(self, causes: Iterable[str | None], least: int) -> int:
+        """Nodes with at least so many cards with one of the causes."""
+        asked = [*causes]
+        return sum([times for total, times in self.groups.items() if self.count(total, asked) >= least])
+
+    def first(self, total: int) -> NodeView:
+        return self.nodes[self.sums.index(total)]
 
 
-def binding_reason(request: Request, nodes: Iterable[NodeView], *, per_node: int, nodes_needed: int = 1) -> Reason:
+def binding_reason(
+    request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], *, per_node: int, nodes_needed: int = 1
+) -> Reason:
     """The binding reason. Call only where the request does not fit: fewer than ``nodes_needed`` nodes have ``per_node`` good cards."""
-    views = [_sort_node(node) for node in nodes]
-    totals: Counter[str] = Counter()
-    for view in views:
-        totals.update({cause: len(cards) * view.node.times for cause, cards in view.by_cause.items()})
-
-    # Nodes with as many good cards and as many of each cause count alike.
-    counted: dict[tuple[object, ...], tuple[_Sorted, int]] = {}
-    for view in views:
-        counts = (view.ok, *((cause, len(cards)) for cause, cards in view.by_cause.items()))
-        same = counted.get(counts)
-        counted[counts] = (view, view.node.times if same is None else same[1] + view.node.times)
+    tally = _Tally(request, nodes, looks)
+    totals = tally.totals()
 
     def suffices(*causes: str) -> bool:
-        return sum(times for view, times in counted.values() if view.count(causes) >= per_node) >= nodes_needed
+        return tally.nodes_with((None, *causes), per_node) >= nodes_needed
+
+    def detail(cause: str) -> Reason:
+        return _detail(request, tally, cause, totals, per_node, nodes_needed)
 
     if suffices(reasons.BLOCKED_BY):
-        return _detail(request, views, reasons.BLOCKED_BY, totals, per_node, nodes_needed)
-    alone = [cause for cause in IN_THE_WAY if totals[cause] and suffices(reasons.BLOCKED_BY, cause)]
+        return detail(reasons.BLOCKED_BY)
+    alone = [cause for cause in IN_THE_WAY if totals.get(cause) and suffices(reasons.BLOCKED_BY, cause)]
     if alone:
-        return _detail(request, views, max(alone, key=lambda cause: totals[cause]), totals, per_node, nodes_needed)
+        return detail(max(alone, key=lambda cause: totals[cause]))
     if suffices(reasons.BLOCKED_BY, *IN_THE_WAY):
-        return _count_reason(views, per_node, nodes_needed)
+        return _count_reason(tally, per_node, nodes_needed)
     for group in (OUT_OF_SERVICE, KIND):
-        present = [cause for cause in group if totals[cause]]
+        present = [cause for cause in group if totals.get(cause)]
         if present and (group is KIND or suffices(reasons.BLOCKED_BY, *IN_THE_WAY, *group)):
             # Enough cards, some of them of the wrong kind: the number is what is short.
-            if group is KIND and any(view.count((reasons.BLOCKED_BY, *IN_THE_WAY, *OUT_OF_SERVICE)) for view in views):
+            if group is KIND and tally.nodes_with((None, reasons.BLOCKED_BY, *IN_THE_WAY, *OUT_OF_SERVICE), 1):
                 break
-            return _detail(request, views, max(present, key=lambda cause: totals[cause]), totals, per_node, nodes_needed)
-    if not any(view.node.cards for view in views):
-        return Reason(code=reasons.NO_GPU, params={"nodes": sum(view.node.times for view in views)})
-    return _count_reason(views, per_node, nodes_needed)
+            return detail(max(present, key=lambda cause: totals[cause]))
+    if not any(node.looks for node in nodes):
+        return Reason(code=reasons.NO_GPU, params={"nodes": len(nodes)})
+    return _count_reason(tally, per_node, nodes_needed)
 
 
-def _count_reason(views: Sequence[_Sorted], per_node: int, nodes_needed: int) -> Reason:
-    best = max(views, key=lambda view: view.ok)
-    free_nodes = sum(view.node.times for view in views if view.ok >= per_node)
-    params = {"needed": per_node, "free": best.ok, "node": best.node.name, "nodes": nodes_needed, "nodes_free": free_nodes}
-    return Reason(code=reasons.GPU_COUNT, params=params)
+def _count_reason(tally: _Tally, per_node: int, nodes_needed: int) -> Reason:
+    good = (None,)
+    most = max(tally.groups, key=lambda total: tally.count(total, good))
+    numbers = {"needed": per_node, "free": tally.count(most, good), "node": tally.first(most).name}
+    return Reason(code=reasons.GPU_COUNT, params={**numbers, "nodes": nodes_needed, "nodes_free": tally.nodes_with(good, per_node)})
 
 
-def _detail(request: Request, views: Sequence[_Sorted], cause: str, totals: Counter[str], per_node: int, nodes_needed: int) -> Reason:
+def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str, int], per_node: int, nodes_needed: int) -> Reason:
     """The numbers of the cause, from the node that is nearest to being enough."""
-    holders = [view for view in views if view.by_cause.get(cause)]
-    enough = [view for view in holders if view.count((reasons.BLOCKED_BY, cause)) >= per_node] or holders
-    if cause in (reasons.GPU_MEMORY, reasons.WHOLE_CARD_BUSY):
-        if cause == reasons.WHOLE_CARD_BUSY and (per_node > 1 or nodes_needed > 1):
-            return _count_reason(views, per_node, nodes_needed)
-
-        # Of `per_node` cards on one node, the good ones come first; the last one needed sets the number.
-        def nth(view: _Sorted) -> CardView:
-            ranked = sorted(view.by_cause[cause], key=lambda card: (-card.really_free_mib, card.gpu.index))
-            short = per_node - view.count((reasons.BLOCKED_BY,))
-            return ranked[min(max(short, 1), len(ranked)) - 1]
-
-        best = max(enough, key=lambda view: nth(view).really_free_mib)
-        card = nth(best)
-        where = {"largest_free_mib": card.really_free_mib, "node": best.node.name, "gpu": card.gpu.index}
-        if cause == reasons.GPU_MEMORY:
-            return Reason(code=cause, params={"needed_mib": request.gpu_mem_mib, "count": per_node, **where})
-        return Reason(code=cause, params={"needed_mib": request.gpu_mem_mib, "cards": totals[cause], **where})
+    if cause == reasons.WHOLE_CARD_BUSY and (per_node > 1 or nodes_needed > 1):
+        return _count_reason(tally, per_node, nodes_needed)
+    holders = {total for total in tally.groups if tally.count(total, (cause,))}
     if cause in HOST:
-        return host_reason(request, cause, [view.node for view in holders])
-    best = max(enough, key=lambda view: max(card.really_free_mib for card in view.by_cause[cause]))
-    card = max(best.by_cause[cause], key=lambda item: item.really_free_mib)
-    name, gpu = best.node.name, card.gpu
+        return host_reason(request, cause, [node for node, total in zip(tally.nodes, tally.sums, strict=True) if total in holders])
+    enough = {total for total in holders if tally.count(total, (None, reasons.BLOCKED_BY, cause)) >= per_node} or holders
+    if cause == reasons.GPU_MEMORY and per_node > 1:
+        node, at = _nth_largest(tally, cause, enough, per_node)
+    else:
+        node, at = _largest(tally, cause, enough)
+    card, gpu = tally.looks[node.looks[at]], node.gpus[at]
+    where = {"node": node.name, "gpu": gpu.index}
+    if cause == reasons.GPU_MEMORY:
+        numbers = {"needed_mib": request.gpu_mem_mib, "count": per_node, "largest_free_mib": card.really_free_mib}
+        return Reason(code=cause, params={**numbers, **where})
+    if cause == reasons.WHOLE_CARD_BUSY:
+        numbers = {"needed_mib": request.gpu_mem_mib, "cards": totals[cause], "largest_free_mib": card.really_free_mib}
+        return Reason(code=cause, params={**numbers, **where})
     if cause == reasons.BLOCKED_BY:
-        return Reason(code=cause, params={"job": card.aside_for, "node": name})
+        return Reason(code=cause, params={"job": card.aside_for, "node": node.name})
     if cause == reasons.SLICE_LIMIT:
         limit = card.need.max_live if isinstance(card.need, Need) else gpu.max_slices
-        numbers = {"limit": limit, "needed_mib": request.gpu_mem_mib, "free_mib": card.really_free_mib}
-        return Reason(code=cause, params={**numbers, "node": name, "gpu": gpu.index})
+        return Reason(code=cause, params={"limit": limit, "needed_mib": request.gpu_mem_mib, "free_mib": card.really_free_mib, **where})
     if cause == reasons.FOREIGN_USE:
         numbers = {"needed_mib": request.gpu_mem_mib, "largest_free_mib": card.really_free_mib, "foreign_mib": gpu.foreign_mib}
-        return Reason(code=cause, params={**numbers, "node": name, "gpu": gpu.index})
+        return Reason(code=cause, params={**numbers, **where})
     if cause in (reasons.NODE_CORDONED, reasons.NODE_NOT_READY):
-        return refusal_reason(best.node, nodes=sum(view.node.times for view in holders))
+        return refusal_reason(node, nodes=sum([times for total, times in tally.groups.items() if total in holders]))
     if cause == reasons.GPU_UNHEALTHY:
-        return Reason(code=cause, params={"node": name, "gpu": gpu.index, "state": gpu.state, "cards": totals[cause]})
+        return Reason(code=cause, params={**where, "state": gpu.state, "cards": totals[cause]})
     if cause == reasons.MEMORY_UNKNOWN:
-        return Reason(code=cause, params={"node": name, "gpu": gpu.index, "cards": totals[cause]})
+        return Reason(code=cause, params={**where, "cards": totals[cause]})
     return card.need if isinstance(card.need, Reason) else Reason(code=cause)
+
+
+def _largest(tally: _Tally, cause: str, enough: set[int]) -> tuple[NodeView, int]:
+    """Of the cards with the cause, on nodes with one of these sums, the one with most memory really free; the first of several."""
+    free = [look.really_free_mib for look in tally.looks]
+    with_cause = {side: [at for at, its in enumerate(tally.causes(side)) if its == cause] for side in set(tally.sides)}
+    for most in sorted({free[at] for looks in with_cause.values() for at in looks}, reverse=True):
+        wanted = {side: {at for at in looks if free[at] == most} for side, looks in with_cause.items()}
+        for node, side, total in zip(tally.nodes, tally.sides, tally.sums, strict=True):
+            if total in enough and not wanted[side].isdisjoint(node.looks):
+                return node, next(at for at, look in enumerate(node.looks) if look in wanted[side])
+    raise AssertionError(f"no card has the cause {cause}")
+
+
+def _nth_largest(tally: _Tally, cause: str, enough: set[int], per_node: int) -> tuple[NodeView, int]:
+    """Of ``per_node`` cards on one node the good ones come first; the last one needed sets the number. The node where it is largest."""
+    best: tuple[int, NodeView, int] | None = None
+    for node, side, total in zip(tally.nodes, tally.sides, tally.sums, strict=True):
+        if total not in enough:
+            continue
+        causes = tally.causes(side)
+        frees = [(tally.looks[look].really_free_mib, at) for at, look in enumerate(node.looks) if causes[look] == cause]
+        ranked = sorted([(-free, node.gpus[at].index, at) for free, at in frees])
+        short = per_node - tally.count(total, (None, reasons.BLOCKED_BY))
+        free, _index, at = ranked[min(max(short, 1), len(ranked)) - 1]
+        if best is None or -free > best[0]:
+            best = (-free, node, at)
+    if best is None:
+        raise AssertionError(f"no card has the cause {cause}")
+    return best[1], best[2]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool
-from jobs.scheduler.types import Policy, Request, Running, Snapshot
+from jobs.scheduler.types import Policy, Request, Slice, Snapshot
 
 NEAR = 1e-6  # of a card: below this two amounts are equal
 LEAST_SHARE = 0.25  # of a card: an owner who asks for next to nothing is not over its share for holding that
@@ -99,73 +99,110 @@ class Owners:
 
 
 class Shares:
-    """What a pass knows of its owners and queues. ``take`` after each placement."""
+    """What a pass knows of its owners and queues. ``take`` after each placement.
+
+    Sums of what somebody holds and wants are exact (``fsum``): they do not depend on the order of the snapshot.
+    """
 
     def __init__(self, snapshot: Snapshot, policy: Policy, pool: Pool) -> None:
         self._policy = policy
         self._pool = pool
-        self._cards: dict[Request, float] = {}
-        self.version = 0  # grows with each placement
+        self._cards: dict[int, float] = {}  # by Pool.number
+        self._kinds: dict[int, frozenset[int]] = {}  # likewise
         self.users = Owners(snapshot.usage)
         self.projects = Owners(snapshot.project_usage)
         self.queues: dict[str, float] = {}  # name -> cards held
         self.dominant: dict[int, list[float]] = {}  # user -> share of all cards, host cores and host memory
-        open_cards = [card for node in pool.nodes for card in node.cards if card.is_open]
-        self.capacity = float(len(open_cards))
-        self._totals = {card.gpu.id: card.gpu.total_mib or 0 for node in pool.nodes for card in node.cards}
+        self.capacity = float(pool.capacity)
         here = [node.node for node in pool.nodes if node.node.takes_work]
         self._cores_milli = sum(node.cpu_cores or 0 for node in here) * 1000
         self._memory_mib = sum(node.memory_mib or 0 for node in here)
-        names = [queue.name for queue in policy.queues] or [""]
-        for run in snapshot.running:
-            self._take(run.user, run.project, run.queue if run.queue in names else names[0], self._cards_of(run), run.request)
+        self._begin(snapshot)
 
-    def _cards_of(self, run: Running) -> float:
-        cards = 0.0
-        for part in run.slices:
-            total = self._totals.get(part.gpu, 0)
-            cards += 1.0 if part.exclusive or total <= 0 else min(part.mib / total, 1.0)
-        return cards
+    def _begin(self, snapshot: Snapshot) -> None:
+        """What runs already."""
+        names = [queue.name for queue in self._policy.queues] or [""]
+        users: dict[int, list[float]] = {}
+        projects: dict[int, list[float]] = {}
+        queues: dict[str, list[float]] = {}
+        for run in snapshot.running:
+            cards = 0.0
+            for part in run.slices:
+                cards += 1.0 if part.exclusive else self._part(part)
+            queue = run.queue if run.queue in names else names[0]
+            for sums, owner in ((users, run.user), (projects, run.project)):
+                if owner in sums:
+                    sums[owner].append(cards)
+                else:
+                    sums[owner] = [cards]
+            if queue in queues:
+                queues[queue].append(cards)
+            else:
+                queues[queue] = [cards]
+            if run.request is not None:
+                self._dominate(run.user, 0.0, run.request)
+        self.users.held = {owner: math.fsum(terms) for owner, terms in users.items()}
+        self.projects.held = {owner: math.fsum(terms) for owner, terms in projects.items()}
+        self.queues = {name: math.fsum(terms) for name, terms in queues.items()}
+        for owner, held in self.users.held.items():
+            self._dominate(owner, held, None)
+
+    def _part(self, part: Slice) -> float:
+        """A slice's share of its card."""
+        card = self._pool.card_of.get(part.gpu)
+        total = 0 if card is None else card.gpu.total_mib or 0
+        return 1.0 if total <= 0 else min(part.mib / total, 1.0)
 
     def cards(self, request: Request) -> float:
         """What the request takes, in cards; by the first kind that could serve it."""
-        found = self._cards.get(request)
+        number = self._pool.number(request)
+        found = self._cards.get(number)
         if found is None:
             each = 1.0
             for kind, need in enumerate(self._pool.needs(request)):
                 if isinstance(need, Need):
                     each = 1.0 if need.exclusive else min(need.mib / (self._pool.kinds[kind].total_mib or 1), 1.0)
                     break
-            found = self._cards[request] = each * request.gpu_count
+            found = self._cards[number] = each * request.gpu_count
         return found
 
-    def kinds(self, request: Request) -> set[int]:
+    def kinds(self, request: Request) -> frozenset[int]:
         """The kinds of card that could serve it."""
-        return {kind for kind, need in enumerate(self._pool.needs(request)) if isinstance(need, Need)}
+        number = self._pool.number(request)
+        found = self._kinds.get(number)
+        if found is None:
+            found = frozenset(kind for kind, need in enumerate(self._pool.needs(request)) if isinstance(need, Need))
+            self._kinds[number] = found
+        return found
 
-    def settle(self, waiting: Mapping[tuple[int, int, Request], int]) -> None:
-        """(user, project, request) -> jobs that wait and may run. Call once, before the first ``take`` of the pass."""
+    def settle(self, waiting: Iterable[tuple[int, int, Request, int]]) -> None:
+        """(user, project, request, jobs that wait and may run). Call once, before the first ``take`` of the pass."""
+        terms: dict[tuple[int, int], list[float]] = {}
         for owners in (self.users, self.projects):
             owners.wanted = dict(owners.held)
-        for (user, project, request), times in waiting.items():
+        for user, project, request, times in waiting:
             kinds = self.kinds(request)
             if not kinds or not request.gpu_count:
                 continue
             cards = self.cards(request) * times
-            for owners, owner in ((self.users, user), (self.projects, project)):
-                owners.wanted[owner] = owners.wanted.get(owner, 0.0) + cards
+            for which, owners, owner in ((0, self.users, user), (1, self.projects, project)):
+                terms.setdefault((which, owner), [owners.held.get(owner, 0.0)]).append(cards)
                 owners.waiting.setdefault(owner, set()).update(kinds)
+        for (which, owner), wanted in terms.items():
+            (self.projects if which else self.users).wanted[owner] = math.fsum(wanted)
         for owners in (self.users, self.projects):
             owners.settle(self.capacity)
 
     def take(self, user: int, project: int, queue: str, request: Request) -> None:
-        self.version += 1
-        self._take(user, project, queue, self.cards(request), request)
-
-    def _take(self, user: int, project: int, queue: str, cards: float, request: Request | None) -> None:
+        cards = self.cards(request)
         self.users.take(user, cards)
-        self.projects.take(project, cards)
+        if len(self.projects.wanted) > 1:
+            self.projects.take(project, cards)
         self.queues[queue] = self.queues.get(queue, 0.0) + cards
+        if self._policy.order == "drf":
+            self._dominate(user, cards, request)
+
+    def _dominate(self, user: int, cards: float, request: Request | None) -> None:
         mine = self.dominant.setdefault(user, [0.0, 0.0, 0.0])
         mine[0] += cards / max(self.capacity, 1.0)
         if request is not None:

@@ -46,7 +46,7 @@ def grant_for(request: Request, gpu: Gpu, taken: Iterable[Slice], policy: Policy
         mib = view.need.take(free_mib=view.free_mib - view.foreign_mib, live=view.live)
         if mib is not None:
             return Grant(gpu=gpu.id, mib=mib, exclusive=view.need.exclusive)
-    return binding_reason(request, [NodeView(name=None, refusal=None, takes_work=True, cards=[view])], per_node=1)
+    return binding_reason(request, [NodeView(None, None, True, [gpu], [0])], [view], per_node=1)
 
 
 def fits(request: Request, node: Node, taken: Sequence[Slice], policy: Policy = DEFAULT_POLICY) -> Reason | None:
@@ -66,8 +66,8 @@ def fits(request: Request, node: Node, taken: Sequence[Slice], policy: Policy = 
     per_node = cards_per_node(request)
     if node.takes_work and short is None and sum(card.cause() is None for card in cards) >= per_node:
         return None
-    view = NodeView(node.name, node.refusal, node.takes_work, cards, short, cpu_milli, memory_mib)
-    return binding_reason(request, [view], per_node=per_node)
+    view = NodeView(node.name, node.refusal, node.takes_work, node.gpus, range(len(cards)), cpu_milli, memory_mib)
+    return binding_reason(request, [view], cards, per_node=per_node)
 
 
 def _host_fits(request: Request, node: Node) -> Reason | None:
@@ -81,7 +81,7 @@ def _host_fits(request: Request, node: Node) -> Reason | None:
     short = host_short(request, cpu_milli, memory_mib)
     if short is None:
         return None
-    return host_reason(request, short, [NodeView(node.name, node.refusal, node.takes_work, (), short, cpu_milli, memory_mib)])
+    return host_reason(request, short, [NodeView(node.name, node.refusal, node.takes_work, (), (), cpu_milli, memory_mib)])
 
 
 def rank_fits(request: Request, rank: RankPlacement, node: Node, taken: Sequence[Slice], policy: Policy = DEFAULT_POLICY) -> Reason | None:

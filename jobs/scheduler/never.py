@@ -56,25 +56,36 @@ _NODE_FIELDS = {"cuda_min": "cuda_version", "driver_min": "driver_version", "cpu
 
 
 class Inventory:
-    """All known cards, counted by kind on each node, so that many requests are judged cheaply."""
+    """All known cards, counted by kind on each node, so that many requests are judged cheaply.
 
-    def __init__(self, nodes: Sequence[Node], traits: NodeTraits) -> None:
-        self.nodes = sorted(nodes, key=lambda node: node.id)
-        self.samples: dict[object, tuple[Gpu, Node]] = {}
-        #: (the first node, how many cards of each kind it has, how many nodes have just as many)
-        self.counts: list[tuple[Node, Counter[object], int]] = []
-        alike: dict[tuple[object, ...], list[Node]] = {}
-        for node in self.nodes:
-            mine = traits.of(node)
-            kinds = []
-            for gpu in sorted(node.gpus, key=_gpu_place):
-                kind = (kind_of(gpu), mine)
-                kinds.append(kind)
-                if kind not in self.samples:
-                    self.samples[kind] = (gpu, node)
-            alike.setdefault(tuple(kinds), []).append(node)
-        for kinds_here, same in alike.items():
-            self.counts.append((same[0], Counter(kinds_here), len(same)))
+    ``samples``: one card of each kind, and a node it is on; ``counts``: (a node, how many cards of each kind it has, how many nodes have
+    just as many), the kinds by their place in ``samples``; ``nodes`` by id.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], samples: Sequence[tuple[Gpu, Node]], counts: Sequence[tuple[Node, Counter[int], int]]
+    ) -> None:
+        self.nodes = nodes
+        self.samples = samples
+        self.counts = counts
+
+
+def inventory_of(nodes: Iterable[Node], traits: NodeTraits) -> Inventory:
+    """Count the cards of these nodes. A pass has done so already (pool.py)."""
+    here = sorted(nodes, key=attrgetter("id"))
+    number: dict[object, int] = {}
+    samples: list[tuple[Gpu, Node]] = []
+    alike: dict[tuple[int, ...], list[Node]] = {}
+    for node in here:
+        mine = traits.of(node)
+        kinds = []
+        for gpu in sorted(node.gpus, key=_gpu_place):
+            kind = number.setdefault((kind_of(gpu), mine), len(samples))
+            kinds.append(kind)
+            if kind == len(samples):
+                samples.append((gpu, node))
+        alike.setdefault(tuple(kinds), []).append(node)
+    return Inventory(here, samples, [(same[0], Counter(kinds), len(same)) for kinds, same in alike.items()])
 
 
 def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Policy = DEFAULT_POLICY) -> Reason | None:
@@ -82,7 +93,7 @@ def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Po
     error = request_error(request)
     if error is not None:
         return error
-    here = nodes if isinstance(nodes, Inventory) else Inventory(nodes, NodeTraits([request]))
+    here = nodes if isinstance(nodes, Inventory) else inventory_of(nodes, NodeTraits([request]))
     if not here.nodes:
         return None
     if request.nodes > len(here.nodes):
@@ -93,16 +104,16 @@ def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Po
         return None
 
     # 1. Is any card of the right kind, and large enough?
-    needs = {kind: node_mismatch(request, node) or need_on(request, gpu, policy) for kind, (gpu, node) in here.samples.items()}
-    good = {kind for kind, need in needs.items() if isinstance(need, Need)}
+    needs = [node_mismatch(request, node) or need_on(request, gpu, policy) for gpu, node in here.samples]
+    good = {kind for kind, need in enumerate(needs) if isinstance(need, Need)}
     if not good:
-        right = [kind for kind in needs if _mismatch(request, *here.samples[kind]) is None]
+        right = [sample for sample in here.samples if _mismatch(request, *sample) is None]
         if not right:
-            return _kind_reason(request, list(here.samples.values()))
-        sized = [kind for kind in right if here.samples[kind][0].total_mib]
+            return _kind_reason(request, here.samples)
+        sized = [sample for sample in right if sample[0].total_mib]
         if not sized:
             return None
-        gpu, node = max((here.samples[kind] for kind in sized), key=lambda pair: _nominal(pair[0]))
+        gpu, node = max(sized, key=lambda pair: _nominal(pair[0]))
         where = {"largest_nominal_mib": _nominal(gpu), "node": node.name, "gpu": gpu.index}
         return Reason(code=reasons.NEVER_GPU_MEMORY, params={"needed_mib": request.gpu_mem_mib, **where})
 
@@ -128,7 +139,7 @@ def _mismatch(request: Request, gpu: Gpu | None, node: Node) -> Reason | None:
     return (kind_mismatch(request, gpu) if gpu is not None else None) or node_mismatch(request, node)
 
 
-def _kind_reason(request: Request, places: Sequence[tuple[Gpu | None, Node]]) -> Reason | None:
+def _kind_reason(request: Request, places: Sequence[tuple[Gpu | None, Node]] | Sequence[tuple[Gpu, Node]]) -> Reason | None:
     """No card (or node, for a job without cards) passes all filters together: name the first that none
     passes, else the one that fails last.
 

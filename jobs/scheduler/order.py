@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 from jobs.scheduler.fairshare import Shares
 from jobs.scheduler.pool import Pool
@@ -31,15 +31,16 @@ from jobs.scheduler.types import Job, Policy, Request, Snapshot
 ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
 #: Not at once: without limits, nothing passes a job that is planned for by limits alone, and its cards stand idle.
 STRICT_AFTER = 3
+#: After so many jobs in a row that were not placed, the rest is sorted at once: as long as nothing is placed no share changes.
+QUIET = 32
 Key = tuple[float, ...]
 Item = tuple[float, float, int, Job]  # (own part of the key, submit, id, job): sorted, least first
-_item_key = itemgetter(0, 1, 2)
 
 
 class WaitingLine:
-    """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key."""
+    """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key. ``first`` and ``add``: the owner's."""
 
-    __slots__ = ("at", "items", "priority", "project", "queue", "user")
+    __slots__ = ("add", "at", "first", "is_stale", "items", "priority", "project", "queue", "user")
 
     def __init__(self, priority: int, user: int, project: int, queue: str) -> None:
         self.priority = priority
@@ -48,6 +49,9 @@ class WaitingLine:
         self.queue = queue
         self.items: list[Item] = []
         self.at = 0
+        self.first: Key = ()
+        self.add = 0.0
+        self.is_stale = True
 
 
 class JobQueue:
@@ -66,6 +70,10 @@ class JobQueue:
         self._first_queue = policy.queues[0].name if policy.queues else ""
         self.shares = Shares(snapshot, policy, pool) if policy.order in ("fair", "drf", "capacity") else None
         self._all_lines = [] if self.shares is None else self._lines(self.shares)
+        self._by_user: dict[int, list[WaitingLine]] = {}
+        for line in self._all_lines:
+            self._by_user.setdefault(line.user, []).append(line)
+        self._quiet = 0  # jobs in a row that were not placed
         self._first: Job | None = None  # the overdue job whose turn it is
         self._is_served = False
 
@@ -129,33 +137,66 @@ class JobQueue:
         base = self._base_of(shares)
         adds = self._policy.order != "drf"  # the two parts of the key are added up, or compared one after the other
         lines = self._all_lines
-        known: list[tuple[int, Key, float]] = [(-1, (), 0.0)] * len(lines)  # (shares' version, first part, what is added) of each line
 
-        def key(number: int, line: WaitingLine) -> Key:
-            version, first, add = known[number]
-            if version != shares.version:
-                first, add = base(line)
-                known[number] = (shares.version, first, add)
+        def key(number: int) -> Key:
+            line = lines[number]
+            if line.is_stale:
+                line.first, line.add = base(line)
+                line.is_stale = False
             item = line.items[line.at]
-            return (*first, add + item[0], item[1], item[2]) if adds else (*first, add, item[1], item[2])
+            return (*line.first, line.add + item[0] if adds else line.add, item[1], item[2], number)
 
-        heap = [(key(number, line), number, line) for number, line in enumerate(lines)]
-        heapq.heapify(heap)
-        while heap:
-            stale, number, line = heap[0]
-            if known[number][0] != shares.version:
-                now = key(number, line)
-                if now > stale:
+        longest = QUIET
+        while True:
+            # 1. From line to line: the owner's part of a key changes with each placement.
+            heap = [key(number) for number, line in enumerate(lines) if line.at < len(line.items)]
+            if not heap:
+                return
+            heapq.heapify(heap)
+            self._quiet = 0
+            while heap and self._quiet < longest:
+                top = heap[0]
+                number = int(top[-1])
+                line = lines[number]
+                if line.is_stale and (now := key(number)) > top:
                     # Its owner has got something since: keys only grow within a pass.
-                    heapq.heapreplace(heap, (now, number, line))
+                    heapq.heapreplace(heap, now)
                     continue
-            job = line.items[line.at][3]
-            line.at += 1
+                job = line.items[line.at][3]
+                line.at += 1
+                if line.at < len(line.items):
+                    heapq.heapreplace(heap, key(number))
+                else:
+                    heapq.heappop(heap)
+                self._quiet += 1
+                yield job
+            # 2. Nothing has been placed for a while: the rest in one go, until something is.
+            if not heap:
+                return
+            self._quiet = 1
+            for number, job in self._rest(base, adds=adds):
+                lines[number].at += 1
+                yield job
+                if not self._quiet:
+                    break
+            longest *= 2
+
+    def _rest(self, base: Callable[[WaitingLine], tuple[Key, float]], *, adds: bool) -> Iterator[tuple[int, Job]]:
+        """The jobs that are left, as the shares are now; with each the number of its line."""
+        by_first: dict[Key, list[tuple[float, float, int, int, Job]]] = {}
+        for number, line in enumerate(self._all_lines):
             if line.at < len(line.items):
-                heapq.heapreplace(heap, (key(number, line), number, line))
-            else:
-                heapq.heappop(heap)
-            yield job
+                if line.is_stale:
+                    line.first, line.add = base(line)
+                    line.is_stale = False
+                add, rest = line.add, by_first.setdefault(line.first, [])
+                if adds:
+                    rest += [(add + own, at, job_id, number, job) for own, at, job_id, job in line.items[line.at :]]
+                else:
+                    rest += [(add, at, job_id, number, job) for _own, at, job_id, job in line.items[line.at :]]
+        for first in sorted(by_first):
+            for _key, _at, _id, number, job in sorted(by_first[first]):
+                yield number, job
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""
@@ -164,34 +205,34 @@ class JobQueue:
         fold, floor = max(policy.age_fold_s, 1.0), max(policy.short_floor_s, 1.0)
         has_queues = policy.order != "fair"
         lines: dict[tuple[int, int, int, str], WaitingLine] = {}
-        waiting: dict[tuple[int, int, Request], int] = {}
-        times: dict[tuple[int, int, int], int] = {}
-        samples: dict[int, Request] = {}
+        lengths: dict[int | None, float] = {}  # limit -> logarithm of the likely runtime, where nothing is predicted
         log = math.log
         qos = self._qos
+        held: list[tuple[int, int, Request, int]] = []
         for job in self._snapshot.jobs:
             queue = self.queue_of(job) if has_queues else ""
-            priority = job.priority + (qos.get(job.qos, 0) if job.qos else 0)
+            priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
             where = (priority, job.user, job.project, queue)
             line = lines.get(where)
             if line is None:
                 line = lines[where] = WaitingLine(*where)
             at = job.submitted
-            own = log(max(likely_s(job), floor)) + at / fold if is_short_first else at
+            if not is_short_first:
+                own = at
+            elif job.predicted_s is not None:
+                own = log(max(likely_s(job), floor)) + at / fold
+            else:
+                length = lengths.get(job.time_limit_s)
+                if length is None:
+                    length = lengths[job.time_limit_s] = log(max(likely_s(job), floor))
+                own = length + at / fold
             line.items.append((own, at, job.id, job))
-            if job.hold is None:
-                # Equal requests are mostly one object: that saves hashing each.
-                request = job.request
-                samples[id(request)] = request
-                what = (job.user, job.project, id(request))
-                times[what] = times.get(what, 0) + 1
-        for (user, project, key), count in times.items():
-            kind = (user, project, samples[key])
-            waiting[kind] = waiting.get(kind, 0) + count
-        shares.settle(waiting)
+            if job.hold is not None:
+                held.append((job.user, job.project, job.request, -1))
         found = [lines[where] for where in sorted(lines)]
+        shares.settle(_waiting(found, held))
         for line in found:
-            line.items.sort(key=_item_key)
+            line.items.sort()  # no two have one id
         return found
 
     def _base_of(self, shares: Shares) -> Callable[[WaitingLine], tuple[Key, float]]:
@@ -215,8 +256,18 @@ class JobQueue:
 
     def placed(self, job: Job) -> None:
         self._is_served |= job is self._first
-        if self.shares is not None:
-            self.shares.take(job.user, job.project, self.queue_of(job), job.request)
+        self._quiet = 0
+        if self.shares is None:
+            return
+        queue = self.queue_of(job)
+        self.shares.take(job.user, job.project, queue, job.request)
+        # Whose keys have grown.
+        for line in self._by_user[job.user]:
+            line.is_stale = True
+        if len(self.shares.projects.wanted) > 1 or self._policy.order == "capacity":
+            for line in self._all_lines:
+                if line.project == job.project or line.queue == queue:
+                    line.is_stale = True
 
     def must_leave(self, job: Job) -> bool:
         """Whether an owner at its fair share leaves free cards to those below theirs (fair, capacity): a long job can't be taken back."""
@@ -242,3 +293,14 @@ class JobQueue:
             return None
         held, most = self.shares.queues.get(name, 0.0), queue.most * self.shares.capacity
         return None if held + self.shares.cards(job.request) <= most + 1e-6 else (name, held, most)
+
+
+def _waiting(lines: Iterable[WaitingLine], held: Iterable[tuple[int, int, Request, int]]) -> Iterator[tuple[int, int, Request, int]]:
+    """(user, project, request, jobs): what is waited for; ``held`` is taken off again."""
+    for line in lines:
+        requests = [item[3].request for item in line.items]
+        # Equal requests are mostly one object: that saves hashing each.
+        by_id = dict(zip(map(id, requests), requests, strict=True))
+        for key, times in Counter(map(id, requests)).items():
+            yield line.user, line.project, by_id[key], times
+    yield from held

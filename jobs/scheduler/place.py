@@ -1,6 +1,6 @@
 """Puts jobs on the pool one after the other, and says why one does not fit. Whose turn it is, and what is kept for whom, is not known here.
 
-For the pass: ``Placer.place(job)`` answers with a placement (and fills the pool), or None; then ``Placer.why(request)`` answers
+For the pass: ``Placer.place(job, shape)`` answers with a placement (and fills the pool), or None; then ``Placer.why(request)`` answers
 with the reason, which is the same for all jobs of that request until something is placed or set aside.
 """
 
@@ -10,10 +10,11 @@ import heapq
 
 from jobs.scheduler import reasons
 from jobs.scheduler.binding import NodeView, binding_reason, host_reason, refusal_code, refusal_reason
-from jobs.scheduler.candidates import Candidates, Shape
-from jobs.scheduler.need import cards_per_node, cpu_ranks_max, host_short, node_mismatch, request_error
+from jobs.scheduler.candidates import Candidates
+from jobs.scheduler.need import cards_per_node, cpu_ranks_max, host_short, node_mismatch
 from jobs.scheduler.never import Inventory, never_reason
 from jobs.scheduler.pool import Pool, PoolNode
+from jobs.scheduler.shapes import Shape
 from jobs.scheduler.types import Job, Placement, Policy, RankPlacement, Reason, Request, Snapshot
 
 _NOWHERE: frozenset[int] = frozenset()
@@ -35,14 +36,15 @@ class Placer:
     def shape(self, request: Request, avoid: frozenset[int] = _NOWHERE, *, takes_kept: bool = False) -> Shape:
         return self.candidates.shape(request, avoid, takes_kept=takes_kept)
 
-    def place(self, job: Job, *, takes_kept: bool = False) -> Placement | None:
-        """The placement, written into the pool; None = it does not fit now. ``takes_kept``: see ``Candidates.shape``."""
-        request = job.request
-        if request_error(request) is not None:
+    def place(self, job: Job, shape: Shape) -> Placement | None:
+        """The placement, written into the pool; None = it does not fit now. ``shape``: of the job's request, see ``Candidates.shape``."""
+        if shape.by_card:
+            card = self.candidates.best_card(shape)
+            return None if card is None else self.pool.place_one(job.id, shape, card)
+        if not shape.is_valid:
             return None
-        if request.gpu_count == 0 and not request.cpu_milli and not request.host_mem_mib:
+        if shape.is_plain_cpu:
             return self._place_cpu(job)
-        shape = self.candidates.shape(request, job.avoid_nodes, takes_kept=takes_kept)
         sets = self.candidates.best_sets(shape)
         return None if sets is None else self.pool.place(job.id, shape, sets)
 
@@ -51,7 +53,7 @@ class Placer:
         number = self.pool.number(request)
         if number not in self._never:
             if self._inventory is None:
-                self._inventory = Inventory(self.snapshot.nodes, self.pool.traits)
+                self._inventory = self.pool.inventory()
             self._never[number] = never_reason(request, self._inventory, self.policy)
         return self._never[number]
 
@@ -64,7 +66,9 @@ class Placer:
             return Reason(code=reasons.NO_NODE)
         if request.gpu_count == 0:
             return self._why_no_nodes(request)
-        return binding_reason(request, self.pool.views(request), per_node=cards_per_node(request), nodes_needed=request.nodes)
+        nodes = self.pool.views()
+        looks = self.pool.cards_seen(request)
+        return binding_reason(request, nodes, looks, per_node=cards_per_node(request), nodes_needed=request.nodes)
 
     # Jobs without cards and without a say on the host
 
@@ -115,7 +119,7 @@ class Placer:
             if len(here) - len(short) < request.nodes:
                 code = short[0][1]
                 views = [
-                    NodeView(item.node.name, None, True, (), code, item.cpu_milli, item.memory_mib) for item, why in short if why == code
+                    NodeView(item.node.name, None, True, (), (), item.cpu_milli, item.memory_mib) for item, why in short if why == code
                 ]
                 return host_reason(request, code, views)
             free = sum(item.has_cpu_room for item in here)

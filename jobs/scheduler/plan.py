@@ -50,13 +50,16 @@ def _collector_paused() -> Iterator[None]:
 class _Asked:
     """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards."""
 
-    __slots__ = ("failed", "failed_kept", "until", "version")
+    __slots__ = ("failed", "failed_kept", "has_cards", "shape", "shape_kept", "until", "version")
 
-    def __init__(self) -> None:
+    def __init__(self, request: Request, placer: Placer) -> None:
+        self.has_cards = request.gpu_count > 0
+        self.shape = placer.shape(request)
+        self.shape_kept = placer.shape(request, takes_kept=True)
         self.failed: Reason | None = None
         self.failed_kept: Reason | None = None
         self.until: float | None = None  # what Reservations.until answers …
-        self.version = -1  # … when so many reservations had been made
+        self.version = 0  # … when so many reservations had been made
 
 
 class _Pass:
@@ -75,8 +78,8 @@ class _Pass:
         placements: list[Placement] = []
         refusals: list[Refusal] = []
         position = 1
-        by_object = self._by_object
-        for job in self.queue:
+        by_object, queue, ends = self._by_object, self.queue, self.ends
+        for job in queue:
             if job.hold is not None:
                 refusals.append(Refusal(job=job.id, reason=Reason(code=job.hold, params=job.hold_params), position=position))
                 continue
@@ -84,27 +87,28 @@ class _Pass:
             outcome = asked.failed_kept or self._try(job, asked)
             if isinstance(outcome, Placement):
                 placements.append(outcome)
-                self.queue.placed(job)
-                if job.request.gpu_count > 0:
-                    self.ends.add(job)
+                queue.placed(job)
+                if asked.has_cards:
+                    ends.add(job)
                 continue
             never = outcome.code in reasons.NEVER
             refusals.append(Refusal(job=job.id, reason=outcome, position=position, never=never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
-            position += not never
+            if not never:
+                position += 1
         return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
 
     def _asked_of(self, request: Request) -> _Asked:
         found = self._asked.get(request)
         if found is None:
-            found = self._asked[request] = _Asked()
+            found = self._asked[request] = _Asked(request, self.placer)
         self._by_object[id(request)] = found
         return found
 
     def _until(self, request: Request, asked: _Asked) -> float | None:
         made = len(self.reservations.kept)
         if asked.version != made:
-            asked.until = self.reservations.until(self.placer.pool.needs(request)) if request.gpu_count > 0 else None
+            asked.until = self.reservations.until(self.placer.pool.needs(request)) if asked.has_cards else None
             asked.version = made
         return asked.until
 
@@ -117,12 +121,16 @@ class _Pass:
         if not passes and asked.failed is not None:
             return asked.failed
         # 2. Who leaves room for others.
-        if request.gpu_count > 0:
+        if asked.has_cards:
             room = self._no_room(job)
             if room is not None:
                 return room
         # 3. Place it.
-        placed = self.placer.place(job, takes_kept=passes)
+        if job.avoid_nodes:
+            shape = self.placer.shape(request, job.avoid_nodes, takes_kept=passes)
+        else:
+            shape = asked.shape_kept if passes else asked.shape
+        placed = self.placer.place(job, shape)
         if placed is not None:
             return placed
         reason = self._why(request)
@@ -130,7 +138,7 @@ class _Pass:
             asked.failed_kept = reason
         asked.failed = reason
         # 4. Keep what it waits for. Only now: it is not blocked by itself.
-        if until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and request.gpu_count > 0:
+        if until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and asked.has_cards:
             self._keep(job)
         return reason
 

@@ -2,61 +2,62 @@
 
 Nothing is freed within a pass. So a request that failed once fails again, and cards only ever fill.
 
-INVARIANT: each change of a card or of a node's host is in ``Pool.log``; a node's ``version`` grows with each change of it.
+INVARIANT: each change of a card or of a node's host is in ``Pool.log``, each change of a card that was empty in ``Pool.log_empties``
+as well; a node's ``version`` and ``version_empties`` grow with them. ``Pool.moved`` has the cards of which that cannot be told by
+``log_empties``.
+
+Nothing here points back to what holds it, so that all is gone with the pass and the garbage collector has nothing to look for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from jobs.scheduler.binding import CardView, NodeView
 from jobs.scheduler.fragmentation import Mix, State, mix_of
-from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, host_short, need_on, node_mismatch
-from jobs.scheduler.never import NodeTraits, kind_of
+from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
+from jobs.scheduler.never import Inventory, NodeTraits, kind_of
 from jobs.scheduler.score import STRATEGIES, card_score, is_strained, node_score
 from jobs.scheduler.topology import Nearness, pair_nearness
 from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot
 
 if TYPE_CHECKING:
-    from jobs.scheduler.candidates import Bucket, Candidate, Shape
+    from jobs.scheduler.shapes import Candidate, Shape
 
 _gpu_key = attrgetter("index", "id")
 _request_of = attrgetter("request")
 
-
-#: All that a reason says of a card, or depends on.
-Look = tuple[int, int, int, int, int | None, str, int]
+#: All that a reason says of a card, or depends on: kind, free MiB, live slices, foreign MiB, kept for, in service, state.
+Look = tuple[int, int, int, int, int | None, bool, str]
 
 
 class PoolCard:
-    """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off."""
+    """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off.
+    ``at``: the place of its node in ``Pool.nodes``; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none."""
 
     __slots__ = (
-        "_added", "_first", "_strained", "aside_for", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node",
-        "points",
+        "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node_points", "points",
+        "slices_before", "strained",
     )  # fmt: skip
 
-    def __init__(self, gpu: Gpu, node: PoolNode, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int) -> None:
+    def __init__(self, gpu: Gpu, at: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int, points: float) -> None:
         self.gpu = gpu
-        self.node = node
+        self.at = at
         self.kind = kind
         self.live = len(slices)
         self.free_mib = free_mib
         self.foreign_mib = foreign_mib
-        self.is_open = gpu.is_schedulable and node.node.takes_work
+        self.is_open = False
         self.aside_for: int | None = None
-        self.bucket: Bucket | None = None
+        self.bucket = -1
         self.points: float | None = None
-        self._strained: bool | None = None
-        self._first = slices
-        self._added: list[tuple[int, int, bool]] = []
-
-    def can_take(self, need: Need, *, kept: bool = False) -> bool:
-        """Whether the need fits now and the card is not kept for another job; ``kept``: kept cards are good as well."""
-        return self.live < need.max_live and self.free_mib >= need.least_mib and self.is_open and (kept or self.aside_for is None)
+        self.node_points = points
+        self.strained: bool | None = None
+        self.slices_before = slices
+        self.added: list[tuple[int, int, bool]] | None = None
 
     def state(self) -> State:
         return (self.kind, self.free_mib, self.live)
@@ -67,45 +68,37 @@ class PoolCard:
 
     def score(self) -> float:
         """The part of the score that no placement changes."""
-        if self.points is None:
-            self.points = card_score(self.gpu) + self.node.points
-        return self.points
+        points = self.points
+        if points is None:
+            points = self.points = card_score(self.gpu) + self.node_points
+        return points
 
     def is_strained(self) -> bool:
         """As the pass began: what it places itself strains nothing yet."""
-        if self._strained is None:
-            self._strained = is_strained(self.gpu, live=len(self._first))
-        return self._strained
+        strained = self.strained
+        if strained is None:
+            strained = self.strained = is_strained(self.gpu, live=len(self.slices_before))
+        return strained
 
     def look(self) -> Look:
-        return (self.kind, self.free_mib, self.live, self.foreign_mib, self.aside_for, self.gpu.state, self.gpu.index)
+        gpu = self.gpu
+        return (self.kind, self.free_mib, self.live, self.foreign_mib, self.aside_for, gpu.is_schedulable, gpu.state)
 
     @property
-    def slices(self) -> list[Slice]:
+    def slices(self) -> Sequence[Slice]:
         """All that lives on the card now, what this pass has placed included."""
+        if self.added is None:
+            return self.slices_before
         gpu = self.gpu.id
-        return [*self._first, *(Slice(gpu=gpu, mib=mib, exclusive=whole, job=job) for job, mib, whole in self._added)]
+        return [*self.slices_before, *(Slice(gpu=gpu, mib=mib, exclusive=whole, job=job) for job, mib, whole in self.added)]
 
     def take(self, job: int, mib: int, *, exclusive: bool) -> None:
-        self._added.append((job, mib, exclusive))
+        if self.added is None:
+            self.added = [(job, mib, exclusive)]
+        else:
+            self.added.append((job, mib, exclusive))
         self.live += 1
         self.free_mib -= mib
-
-
-class _CardViews(dict[int, CardView]):
-    """How one request sees a card, by the number of its look: of the card itself a reason says nothing that is not in it."""
-
-    def __init__(self, needs: Sequence[Need | Reason], numbers: Mapping[Look, int]) -> None:
-        super().__init__()
-        self._needs = needs
-        self._numbers = numbers
-        self.cards: Sequence[PoolCard] = ()  # of the node that is looked at now
-
-    def __missing__(self, look: int) -> CardView:
-        card = next(card for card in self.cards if self._numbers[card.look()] == look)
-        free = max(card.free_mib + card.foreign_mib, 0)
-        view = self[look] = CardView(card.gpu, self._needs[card.kind], free, card.foreign_mib, card.live, card.aside_for)
-        return view
 
 
 class PoolNode:
@@ -115,48 +108,46 @@ class PoolNode:
     """
 
     __slots__ = (
-        "_near",
-        "_points",
-        "cards",
-        "cpu_milli",
-        "cpu_ranks",
-        "empty",
-        "host",
-        "is_uniform",
-        "look",
-        "looks",
-        "memory_mib",
-        "node",
-        "version",
-    )
+        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "memory_mib", "node", "ranked", "ranked_version",
+        "version", "version_empties", "view",
+    )  # fmt: skip
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, at: int) -> None:
         self.node = node
+        self.at = at
         self.cards: list[PoolCard] = []
         self.empty = 0
         self.version = 0
+        self.version_empties = 0
         self.cpu_ranks = node.live_cpu_ranks
         self.cpu_milli, self.memory_mib = host_free(node)
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
-        self.look = -1  # the number of how the node looks (Pool.views); -1 = to be looked at again
-        self.looks: tuple[int, ...] = ()
-        self._points: float | None = None
+        self.view: NodeView | None = None  # None = to be looked at again
+        self.ranked: list[tuple[bool, float, int, int, PoolCard]] = []  # see ``empties``
+        self.ranked_version = -1
         self._near: tuple[Nearness | None, float] | None = None
 
     @property
     def has_cpu_room(self) -> bool:
         return self.cpu_ranks < cpu_ranks_max(self.node)
 
-    @property
-    def points(self) -> float:
-        if self._points is None:
-            self._points = node_score(self.node)
-        return self._points
-
     def empty_of(self, kind: int) -> int:
         """Empty cards of one kind."""
         return self.empty if self.is_uniform else sum(card.kind == kind and card.is_empty() for card in self.cards)
+
+    def empties(self) -> list[tuple[bool, float, int, int, PoolCard]]:
+        """Its empty cards, those that are kept included, the best first: (strained, -score, index, id, card)."""
+        if self.ranked_version != self.version_empties:
+            self.ranked_version = self.version_empties
+            self.ranked = sorted(
+                [
+                    (card.is_strained(), -card.score(), card.gpu.index, card.gpu.id, card)
+                    for card in self.cards
+                    if card.live == 0 and card.is_open and not card.foreign_mib
+                ]
+            )
+        return self.ranked
 
     def near(self) -> tuple[Nearness | None, float]:
         if self._near is None:
@@ -175,14 +166,18 @@ class Pool:
             raise ValueError(f"Policy.strategy is {policy.strategy!r}; it can be {', '.join(STRATEGIES)}.")
         self.policy = policy
         self.nodes: list[PoolNode] = []
+        self.card_of: dict[int, PoolCard] = {}  # by the id of the card
+        self.capacity = 0  # cards that are in service on nodes that take work
         self.kinds: list[Gpu] = []  # one sample of each kind …
         self.kind_nodes: list[Node] = []  # … and of the node it is on
         self.kept_kinds: set[int] = set()  # kinds of which some card is kept for a waiting job
         self.log: list[PoolNode] = []
+        self.log_empties: list[PoolNode] = []
+        self.moved: list[PoolCard] = []
         self._needs: dict[int, list[Need | Reason]] = {}
         self._mix: Mix | None = None
-        self._look_numbers: dict[object, int] = {}
-        self._card_looks: dict[Look, int] = {}
+        self._look_numbers: dict[Look, int] = {}
+        self._looks: list[tuple[Gpu, int, int, int, int, int | None]] = []  # what CardView wants to know of each look
         self._known_mix = snapshot.mix
         # Equal requests are mostly one object: counting objects first saves hashing each.
         requests = [*map(_request_of, snapshot.jobs)]
@@ -194,7 +189,7 @@ class Pool:
             request = by_id[key]
             self.requests[request] += times
             self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
-        self.traits = NodeTraits(self.requests)
+        self._traits = NodeTraits(self.requests)
         self._build(snapshot)
 
     def _build(self, snapshot: Snapshot) -> None:
@@ -205,15 +200,19 @@ class Pool:
             else:
                 taken[part.gpu] = [part]
         nothing: list[Slice] = []
-        policy = self.policy
-        kind_at: dict[object, int] = {}
-        for node in sorted(snapshot.nodes, key=attrgetter("id")):
-            item = PoolNode(node)
+        policy, card_of = self.policy, self.card_of
+        kinds_at: dict[tuple[object, ...], dict[object, int]] = {}
+        for at, node in enumerate(sorted(snapshot.nodes, key=attrgetter("id"))):
+            item = PoolNode(node, at)
             self.nodes.append(item)
-            traits = self.traits.of(node)
+            takes_work = node.takes_work
+            points = node_score(node)
+            kind_at = kinds_at.setdefault(self._traits.of(node), {})
             first_kind = -1
+            empty = is_open = 0
+            cards = item.cards
             for gpu in sorted(node.gpus, key=_gpu_key):
-                key = (kind_of(gpu), traits)
+                key = kind_of(gpu)
                 kind = kind_at.get(key)
                 if kind is None:
                     kind = kind_at[key] = len(self.kinds)
@@ -223,16 +222,23 @@ class Pool:
                     first_kind = kind
                 elif kind != first_kind:
                     item.is_uniform = False
-                foreign = foreign_counted_mib(gpu, policy) if gpu.foreign_mib else 0
-                total = gpu.total_mib or 0
+                total = free = gpu.total_mib or 0
+                foreign = 0
+                if gpu.foreign_mib:
+                    foreign = foreign_counted_mib(gpu, policy)
+                    free -= foreign
                 slices = taken.get(gpu.id, nothing)
-                free = total - foreign
                 for part in slices:
                     free -= total if part.exclusive else part.mib
-                card = PoolCard(gpu, item, kind, slices, free, foreign)
-                item.cards.append(card)
-                if not slices and not foreign and card.is_open:
-                    item.empty += 1
+                card = card_of[gpu.id] = PoolCard(gpu, at, kind, slices, free, foreign, points)
+                cards.append(card)
+                if takes_work and gpu.is_schedulable:
+                    card.is_open = True
+                    is_open += 1
+                    if not slices and not foreign:
+                        empty += 1
+            item.empty = empty
+            self.capacity += is_open
 
     # Requests
 
@@ -253,6 +259,19 @@ class Pool:
             ]
         return found
 
+    def inventory(self) -> Inventory:
+        """The cards by kind, for ``never_reason``."""
+        alike: dict[object, list[PoolNode]] = {}
+        for item in self.nodes:
+            cards = item.cards
+            key = (cards[0].kind, len(cards)) if cards and item.is_uniform else tuple([card.kind for card in cards])
+            if key in alike:
+                alike[key].append(item)
+            else:
+                alike[key] = [item]
+        counts = [(same[0].node, Counter([card.kind for card in same[0].cards]), len(same)) for same in alike.values()]
+        return Inventory([item.node for item in self.nodes], list(zip(self.kinds, self.kind_nodes, strict=True)), counts)
+
     @property
     def mix(self) -> Mix:
         """What comes, as packing sees it: made when first asked for."""
@@ -265,31 +284,31 @@ class Pool:
             node.host = self.mix.host_class(node.cpu_milli, node.memory_mib)
         return node.host
 
-    def views(self, request: Request) -> Iterable[NodeView]:
-        """The pool as the request sees it, for ``binding_reason``: nodes that look alike are one view, by the first of them."""
+    # Looking at it, for ``binding_reason``
+
+    def views(self) -> list[NodeView]:
+        """The nodes as any request sees them now; ``looks`` are of ``cards_seen``."""
+        return [item.view or self._view(item) for item in self.nodes]
+
+    def _view(self, item: PoolNode) -> NodeView:
+        numbers, looks = self._look_numbers, []
+        for card in item.cards:
+            look = card.look()
+            number = numbers.get(look)
+            if number is None:
+                number = numbers[look] = len(numbers)
+                free = max(card.free_mib + card.foreign_mib, 0)
+                self._looks.append((card.gpu, card.kind, free, card.foreign_mib, card.live, card.aside_for))
+            looks.append(number)
+        node = item.node
+        gpus = [card.gpu for card in item.cards]
+        view = item.view = NodeView(node.name, node.refusal, node.takes_work, gpus, looks, item.cpu_milli, item.memory_mib)
+        return view
+
+    def cards_seen(self, request: Request) -> list[CardView]:
+        """How the request sees cards of each look. Call after ``views``."""
         needs = self.needs(request)
-        has_host = request.cpu_milli is not None or request.host_mem_mib is not None
-        numbers = self._look_numbers
-        groups: dict[object, list[PoolNode]] = {}
-        for item in self.nodes:
-            number = item.look
-            if number < 0:
-                looks = self._card_looks
-                item.looks = tuple([looks.setdefault(card.look(), len(looks)) for card in item.cards])
-                number = item.look = numbers.setdefault((item.node.takes_work, item.node.refusal, item.looks), len(numbers))
-            key = (number, item.cpu_milli, item.memory_mib) if has_host else number
-            if key in groups:
-                groups[key].append(item)
-            else:
-                groups[key] = [item]
-        views = _CardViews(needs, self._card_looks)
-        for alike in groups.values():
-            item = alike[0]
-            node = item.node
-            views.cards = item.cards
-            cards = [views[look] for look in item.looks]
-            short = host_short(request, item.cpu_milli, item.memory_mib) if has_host else None
-            yield NodeView(node.name, node.refusal, node.takes_work, cards, short, item.cpu_milli, item.memory_mib, times=len(alike))
+        return [CardView(gpu, needs[kind], free, foreign, live, aside) for gpu, kind, free, foreign, live, aside in self._looks]
 
     # Placing
 
@@ -297,41 +316,62 @@ class Pool:
         """Take the sets: all ranks of the job at once."""
         if len(sets) > 1:
             sets = sorted(sets, key=lambda item: item.node.node.id)
-        request = shape.request
         ranks = []
         for index, item in enumerate(sets):
-            node = item.node
-            grants = tuple([self._take(job, shape, card) for card in item.cards])
-            if request.cpu_milli and node.cpu_milli is not None:
-                node.cpu_milli -= request.cpu_milli
-                node.host = None
-            if request.host_mem_mib and node.memory_mib is not None:
-                node.memory_mib -= request.host_mem_mib
-                node.host = None
-            node.version += 1
-            node.look = -1
-            self.log.append(node)
-            ranks.append(RankPlacement(index=index, node=node.node.id, grants=grants))
+            grants = tuple([self._take(job, shape, item.node, card) for card in item.cards])
+            self._changed(item.node, shape)
+            ranks.append(RankPlacement(index=index, node=item.node.node.id, grants=grants))
         return Placement(job=job, ranks=tuple(ranks))
 
-    @staticmethod
-    def _take(job: int, shape: Shape, card: PoolCard) -> Grant:
+    def place_one(self, job: int, shape: Shape, card: PoolCard) -> Placement:
+        """Take one card, for a shape that asks nothing of the host."""
+        node = self.nodes[card.at]
+        grants = (self._take(job, shape, node, card),)
+        node.version += 1
+        node.view = None
+        self.log.append(node)
+        return Placement(job=job, ranks=(RankPlacement(index=0, node=node.node.id, grants=grants),))
+
+    def _changed(self, node: PoolNode, shape: Shape) -> None:
+        request = shape.request
+        if shape.has_host:
+            if request.cpu_milli and node.cpu_milli is not None:
+                node.cpu_milli -= request.cpu_milli
+            if request.host_mem_mib and node.memory_mib is not None:
+                node.memory_mib -= request.host_mem_mib
+            node.host = None
+            self.moved += node.cards
+            node.version_empties += 1
+            self.log_empties.append(node)
+        node.version += 1
+        node.view = None
+        self.log.append(node)
+
+    def _take(self, job: int, shape: Shape, node: PoolNode, card: PoolCard) -> Grant:
         need = shape.needs[card.kind]
         mib = need.take(free_mib=card.free_mib, live=card.live) if isinstance(need, Need) else None
         if mib is None or not isinstance(need, Need):
             raise AssertionError(f"card {card.gpu.id} was offered to job {job} without room")
-        if card.live == 0 and card.is_empty():
-            card.node.empty -= 1
+        self.moved.append(card)
+        if card.live == 0:
+            if card.is_empty():
+                node.empty -= 1
+            node.version_empties += 1
+            self.log_empties.append(node)
         card.take(job, mib, exclusive=need.exclusive)
         return Grant(gpu=card.gpu.id, mib=mib, exclusive=need.exclusive)
 
     def set_aside(self, cards: Iterable[PoolCard], job: int) -> None:
         """Keep the cards for a job that waits for them: no later job gets them, but for one whose shape takes kept cards."""
         for card in cards:
+            node = self.nodes[card.at]
             if card.is_empty():
-                card.node.empty -= 1
+                node.empty -= 1
             card.aside_for = job
             self.kept_kinds.add(card.kind)
-            card.node.version += 1
-            card.node.look = -1
-            self.log.append(card.node)
+            node.version += 1
+            node.version_empties += 1
+            node.view = None
+            self.moved.append(card)
+            self.log.append(node)
+            self.log_empties.append(node)

@@ -75,13 +75,21 @@ def power_score(headroom_pct: int | None) -> float:
 
 
 def card_score(gpu: Gpu) -> float:
-    """The part of the score that belongs to the card alone: all but fragmentation and power; [0, 0.8] with the weights above."""
+    """The part of the score that belongs to the card alone: all but fragmentation and power; [0, 0.8] with the weights above.
+
+    The sum of the four scores above, each with its weight; written out, as a pass asks it of each card.
+    """
+    temp, util, width, hops = gpu.temp_c, gpu.util_pct, gpu.pcie_width, gpu.pcie_hops
+    cool = NEUTRAL if temp is None else 1.0 if temp <= COOL_C else 0.0 if temp >= HOT_C else (HOT_C - temp) / (HOT_C - COOL_C)
+    idle = NEUTRAL if util is None else 1.0 if util <= 0 else 0.0 if util >= 100 else 1 - util / 100
+    lanes = NEUTRAL if width is None else 1.0 if width >= FULL_PCIE_WIDTH else 0.0 if width <= 0 else width / FULL_PCIE_WIDTH
+    position = NEUTRAL if hops is None else 1 / (1 + max(hops, 0))
     temperature, load, health, pcie = _CARD_WEIGHTS
     return (
-        temperature * temperature_score(gpu.temp_c)
-        + load * load_score(gpu.util_pct)
-        + health * health_score(gpu.health)
-        + pcie * pcie_score(gpu.pcie_width, gpu.pcie_hops)
+        temperature * cool
+        + load * idle
+        + health * _unit(gpu.health / 100)
+        + pcie * (PCIE_WIDTH_SHARE * lanes + (1 - PCIE_WIDTH_SHARE) * position)
     )
 
 

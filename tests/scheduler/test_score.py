@@ -87,3 +87,17 @@ def test_a_job_that_says_its_size_takes_the_smaller_card() -> None:
 
 def test_ties_go_to_the_first_node_and_card() -> None:
     Case().node("a", cards=2).node("b", cards=2).job(count=4).expect("a:0", "a:1", "b:0", "b:1")
+
+
+@pytest.mark.parametrize("temp_c", [None, 20, 40, 65, 90, 99])
+@pytest.mark.parametrize("util_pct", [None, 0, 30, 100])
+@pytest.mark.parametrize("slot", [(None, None), (16, 0), (8, 2), (0, -1)])
+def test_a_cards_score_is_the_sum_of_its_parts(temp_c: int | None, util_pct: int | None, slot: tuple[int | None, int | None]) -> None:
+    gpu = Gpu(id=1, uuid="G", index=0, model="m", temp_c=temp_c, util_pct=util_pct, health=70, pcie_width=slot[0], pcie_hops=slot[1])
+    parts = (
+        score.WEIGHTS["temperature"] * score.temperature_score(temp_c)
+        + score.WEIGHTS["load"] * score.load_score(util_pct)
+        + score.WEIGHTS["health"] * score.health_score(70)
+        + score.WEIGHTS["pcie"] * score.pcie_score(*slot)
+    )
+    assert score.card_score(gpu) == parts
