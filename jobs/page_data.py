@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 
 from jobs import logs, snapshot
 from jobs.asks import ask_text
+from jobs.clone import env_is_secret
 from jobs.forecast import TRIES_QUEUE_MAX, Try, tries_of
-from jobs.forms import env_is_secret
 from jobs.lifecycle import FINAL, LIVE, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
 from jobs.scheduler import fits

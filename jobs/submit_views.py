@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,15 +19,19 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from jobs import refusals, services
+from jobs.clone import initial_from
 from jobs.errors import IdempotencyConflict
 from jobs.forecast import Forecast, forecast
-from jobs.forms import JobForm, body_sha256, command_line, initial_from
+from jobs.forms import JobForm, body_sha256
 from jobs.models import Job
 from jobs.page_data import jobs_with_places
+from jobs.scheduler.need import version_key
 from jobs.selectors import jobs_visible_to
+from jobs.shell_line import command_line
+from jobs.snapshot import policy_current
 from jobs.views import job_get, reader
 from nodes import formats
-from nodes.models import Gpu, NodeState
+from nodes.models import Gpu, Node, NodeState
 from quotas.errors import DomainError
 from quotas.models import User
 from quotas.selectors import projects_to_submit
@@ -37,38 +42,88 @@ _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 #: Quick choices of memory: those of these that the pool's largest card has, GiB.
 SIZES = (4, 8, 16, 24, 40, 80)
 #: Fields that a link may set: /jobs/new/?gpu_mem=24
-LINKED = ("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project")
+LINKED = (
+    *("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project"),
+    *("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "host_unit", "queue", "qos"),
+)
+#: So many models and labels are offered to choose from; others may be typed.
+MODELS_MOST = 12
+LABELS_MOST = 12
 #: What is folded away under "More"; it is open where one of these has an error, or OPEN_FOR a value.
-MORE_FIELDS = ("env", "on_node_loss", "grace_s", "arch", "vendor", "priority", "hold")
+_NEEDS = ("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "exclusive")
+MORE_FIELDS = (*_NEEDS, "env", "on_node_loss", "grace_s", "queue", "qos", "priority", "hold")
 #: Choices that can't be wrong: they have no place for a message.
-SILENT_FIELDS = ("kind", "mem_unit", "requeue", "hold")
-OPEN_FOR = ("env", "arch", "vendor", "hold")
+SILENT_FIELDS = ("kind", "mem_unit", "host_unit", "requeue", "hold")
+OPEN_FOR = (*_NEEDS, "env", "queue", "qos", "hold")
+#: Orders in which queues count.
+QUEUE_ORDERS = ("capacity", "drf")
 
 
 def _key_new() -> str:
     return f"form-{uuid.uuid4()}"
 
 
-def _choices(user: User) -> dict[str, Any]:
-    """Projects, card models and sizes to choose from. Three queries."""
+def _choices(user: User, form: JobForm) -> dict[str, Any]:
+    """Projects, card models, sizes, and what nodes have, to choose from. Four queries."""
     own = project_personal(user)
     projects = list(projects_to_submit(user).order_by("name"))
     models: dict[str, dict[str, Any]] = {}
     sizes: set[int] = set()
+    archs: dict[str, set[str]] = defaultdict(set)
+    vendors: set[str] = set()
     cards = Gpu.objects.exclude(state="MISSING").exclude(node__state=NodeState.RETIRED).order_by("model")
-    for model, nominal, total, is_simulated in cards.values_list("model", "nominal_mib", "total_mib", "is_simulated"):
+    for model, vendor, arch, nominal, total, is_simulated in cards.values_list(
+        "model", "vendor", "compute_capability", "nominal_mib", "total_mib", "is_simulated"
+    ):
         found = models.setdefault(model, {"model": model, "short": formats.model_name(model), "count": 0, "simulated": is_simulated})
         found["count"] += 1
         sizes.add((nominal or total or 0) // 1024)
+        vendors.add(vendor)
+        if arch:
+            archs[arch].add(found["short"])
+    chosen = [part.strip() for part in str(form["model"].value() or "").split("|") if part.strip()]
     most = max(sizes, default=0)
     return {
         "projects": [project for project in projects if project.pk != own.pk],
         "own_project": own,
-        "models": list(models.values())[:12],
+        "models": list(models.values())[:MODELS_MOST],
+        "models_chosen": chosen,
+        "models_other": [part for part in chosen if part not in list(models)[:MODELS_MOST]],
+        "archs": [(arch, ", ".join(sorted(archs[arch]))) for arch in sorted(archs, key=version_key)],
+        "vendors": sorted(vendors),
+        **_nodes_have(),
+        **_policy_choices(user, form),
         "sizes": [size for size in SIZES if size <= most],
         "whole_above_pct": round(100 * settings.POLICY_WHOLE_ABOVE),
         "max_grace_s": settings.MAX_GRACE_S,
         "default_grace_s": settings.STOP_GRACE_S,
+    }
+
+
+def _nodes_have() -> dict[str, Any]:
+    """Versions and labels that nodes have. One query."""
+    cudas: set[str] = set()
+    drivers: set[str] = set()
+    labels: dict[str, None] = {}
+    nodes = Node.objects.exclude(state=NodeState.RETIRED).order_by("name")
+    for cuda, driver, of_node in nodes.values_list("cuda_version", "driver_version", "labels"):
+        cudas.add(cuda)
+        drivers.add(driver)
+        labels |= dict.fromkeys(f"{key}={value}" for key, value in of_node.items())
+    return {
+        "cudas": sorted(cudas - {""}, key=version_key, reverse=True),
+        "drivers": sorted((driver for driver in drivers if version_key(driver)), key=version_key, reverse=True),
+        "node_labels": sorted(labels)[:LABELS_MOST],
+    }
+
+
+def _policy_choices(user: User, form: JobForm) -> dict[str, Any]:
+    """Queues where they count, and qualities of service that the user may choose."""
+    policy = policy_current()
+    has_queues = len(policy.queues) > 1 and (policy.order in QUEUE_ORDERS or bool(form["queue"].value()))
+    return {
+        "queues": [queue.name for queue in policy.queues] if has_queues else [],
+        "qualities": [(name, points) for name, points in policy.qos if points <= 0 or user.is_staff],
     }
 
 
@@ -90,16 +145,13 @@ def _page(request: HttpRequest, form: JobForm, *, status: int = 200, **more: Any
         more |= _verdict(probe, user)
     else:
         more |= _verdict(form, user)
-    choices = _choices(user)
-    model = form["model"].value()
     context = {
         "form": form,
         "key": _key_new(),
         "open_more": bool(more.get("left_out"))
         or bool(set(form.errors) & set(MORE_FIELDS))
         or any(form[name].value() for name in OPEN_FOR),
-        "model_known": any(one["model"] == model for one in choices["models"]),
-        **choices,
+        **_choices(user, form),
         **more,
     }
     return render(request, "jobs/submit.html", context, status=status)

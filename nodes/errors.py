@@ -29,11 +29,11 @@ class NodeRefused(DomainError):
         "cordon_reason_missing": gettext_noop("Say why the node is drained, in 1–200 characters; got {length}."),
         "cordon_until_past": gettext_noop("The end of the drain must be in the future; {until} is past."),
         "token_ttl": gettext_noop("An enrolment token lives for 1–{limit_s} s; got {ttl_s} s."),
-        "label_key": gettext_noop("{key} is no name of a label; write 1–63 letters, digits and . _ - /, such as rack or net/fabric."),
-        "label_value": gettext_noop(
+        "node_label_key": gettext_noop("{key} is no name of a label; write 1–63 letters, digits and . _ - /, such as rack or net/fabric."),
+        "node_label_value": gettext_noop(
             "The value of the label {key} has {length} characters; write at most {limit} visible ones, no blank at the ends."
         ),
-        "labels_many": gettext_noop("A node carries at most {limit} labels; this would make {count}. Take some away first."),
+        "node_labels_many": gettext_noop("A node carries at most {limit} labels; this would make {count}. Take some away first."),
         "verb_unknown": gettext_noop("{verb} is not a command of an agent; there are: {verbs}."),
         "args_too_long": gettext_noop("The arguments of a command may have {limit} bytes; got {length}."),
         "command_ttl": gettext_noop("A command waits for 1–{limit_s} s; got {ttl_s} s."),

@@ -20,6 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from nodes import services
 from nodes.errors import NodeRefused
+from nodes.labels import labels_parse
 from nodes.models import AgentCommand, Node
 
 #: Verbs that anybody on the page may send without arguments; the others are the command line's.
@@ -83,17 +84,10 @@ class LabelsForm(forms.Form):
     labels = forms.CharField(label=gettext_lazy("Labels"), required=False, strip=False, max_length=20_000)
 
     def clean_labels(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for number, line in enumerate(self.cleaned_data["labels"].replace("\r\n", "\n").split("\n"), start=1):
-            key, border, value = (part.strip() for part in line.partition("="))
-            if not line.strip():
-                continue
-            if not border:
-                raise forms.ValidationError(_("Line %(number)d has no =; write KEY=VALUE.") % {"number": number})
-            if key in found:
-                raise forms.ValidationError(_("%(name)s is there twice, again in line %(number)d.") % {"name": key[:60], "number": number})
-            found[key] = value
-        return found
+        try:
+            return labels_parse(self.cleaned_data["labels"])
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -37,9 +37,13 @@ document.addEventListener("click", async (event) => {
     const values = new URLSearchParams(choice.dataset.set);
     let last = null;
     for (const [name, value] of values) {
-      last = form.elements[name];
-      last.value = value; // a group of radio buttons takes it as well
-      if (last instanceof RadioNodeList) last = last[0];
+      const field = form.elements[name];
+      if (!field) continue;
+      last = field instanceof RadioNodeList ? field[0] : field;
+      if (last.type === "checkbox") {
+        const chosen = value.split("|"); // boxes of one name: alternatives
+        for (const box of form.querySelectorAll(`[name="${CSS.escape(name)}"]`)) box.checked = chosen.includes(box.value);
+      } else field.value = value; // a group of radio buttons takes it as well
       touch(name);
     }
     last?.dispatchEvent(new Event("change", { bubbles: true }));

@@ -14,10 +14,14 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 
 from jobs import refusals
-from jobs.forms import JobForm, command_line, env_is_secret, env_parse, initial_from
+from jobs.clone import env_is_secret, initial_from
+from jobs.forms import JobForm, env_parse
 from jobs.models import Job
 from jobs.parsing import command_split
 from jobs.serializers import SubmitRequest
+from jobs.shell_line import command_line
+from jobs.snapshot import policy_current
+from nodes.models import Node
 from quotas.models import User
 from quotas.throttles import throttle_reset
 from tests.factories import gpu_make, job_make, node_make, project_make, user_make
@@ -96,6 +100,92 @@ def test_a_form_becomes_the_job_that_it_describes(client: Client, lin: User) -> 
     assert job.constraints == {"arch": "8.9"}
 
 
+@pytest.fixture
+def rich(lin: User) -> None:
+    """A second node that has all that the next tests ask for."""
+    more = {"cuda_version": "12.4", "driver_version": "550.54", "labels": {"rack": "r2", "floor": "三楼"}}
+    node = node_make("node02", cpu_cores=16, memory_mib=128_000, **more)
+    gpu_make(node, model="NVIDIA A100 80GB PCIe", mib=81_920, compute_capability="8.0")
+
+
+NEEDS = {
+    "exclusive": "1",
+    "cpus": "1.5",
+    "host_mem": "64",
+    "host_unit": "G",
+    "model": ["NVIDIA A100 80GB PCIe", "H100"],
+    "cuda_min": "12.2",
+    "driver_min": "535",
+    "labels": "rack = r2\r\n\r\nfloor=三楼\r\n",
+    "qos": "low",
+}
+KEPT = {
+    "model": "NVIDIA A100 80GB PCIe|H100",
+    "cuda_min": "12.2",
+    "driver_min": "535",
+    "labels": {"rack": "r2", "floor": "三楼"},
+    "cpu_milli": 1500,
+    "host_mem_mib": 65_536,
+    "exclusive": True,
+}
+
+
+def test_what_the_machine_must_have_becomes_the_job_s(client: Client, rich: None) -> None:
+    assert submitted(client, gpu_mem="4", **NEEDS).status_code == 302
+    job = Job.objects.get()
+    assert job.constraints == KEPT
+    assert (job.qos, job.queue) == ("low", "")
+    for path in (f"/jobs/{job.pk}/request/", f"/jobs/{job.pk}/"):
+        page = html.unescape(client.get(path).content.decode())
+        assert "4\xa0GiB, alone on its card, A100 80GB PCIe / H100" in page
+        for name, value in (("CUDA", "12.2 or newer"), ("Driver", "535 or newer"), ("Node labels", "floor=三楼, rack=r2"),
+                            ("CPU cores", "1.5"), ("Main memory", "64\xa0GiB"), ("Quality of service", "low")):  # fmt: skip
+            assert f"<dt>{name}</dt><dd><bdi>{value}</bdi></dd>" in page, name
+    assert "12.2 或更新" in client.get(f"/jobs/{job.pk}/request/", headers={"Accept-Language": "zh-hans"}).content.decode()
+
+
+def test_the_shell_s_line_and_a_clone_carry_what_the_machine_must_have(client: Client, rich: None) -> None:
+    line = re.search(r'id="cli">(.*?)</pre>', html.unescape(checked(client, gpu_mem="4", **NEEDS)), re.DOTALL)
+    assert line
+    words = shlex.split(line[1])
+    wanted = ["--cpus", "1.5", "--mem", "64G", "--qos", "low", "--model", "NVIDIA A100 80GB PCIe|H100", "--cuda", "12.2"]
+    wanted += ["--driver", "535", "--label", "rack=r2", "--label", "floor=三楼", "--exclusive"]
+    assert [word for word in words if word in wanted] == wanted
+    submitted(client, gpu_mem="4", **NEEDS)
+    page = client.get(f"/jobs/new/?from=job:{Job.objects.get().pk}").content.decode()
+    assert '<details class="more" open>' in page
+    boxes = [html.unescape(value) for value in re.findall(r'name="model" value="([^"]*)" checked', page)]
+    assert boxes == NEEDS["model"]
+    again = {name: field_value(page, name) for name in ("gpu_mem", "cpus", "host_mem", "cuda_min", "driver_min", "labels")}
+    assert 'name="exclusive" value="1" checked' in page
+    assert '<option value="low" selected>' in page
+    submitted(client, key="k2", **{**again, "model": boxes, "exclusive": "1", "host_unit": "G", "qos": "low"})
+    first, second = Job.objects.order_by("pk")
+    assert (second.constraints, second.qos, second.gpu_mem_mib) == (first.constraints, first.qos, first.gpu_mem_mib)
+
+
+def test_the_form_offers_what_there_is(client: Client, rich: None, lin: User) -> None:
+    page = html.unescape(client.get("/jobs/new/").content.decode())
+    for choice in ('<option value="8.0">A100 80GB PCIe</option>', '<option value="12.4">', '<option value="550.54">', "rack=r2"):
+        assert choice in page
+    assert '<option value="low">low (-100)</option>' in page
+    assert '<option value="high"' not in page
+    User.objects.filter(pk=lin.pk).update(is_staff=True)
+    assert '<option value="high">high (+100)</option>' in client.get("/jobs/new/").content.decode()
+
+
+def test_the_verdict_is_about_the_machine_that_is_asked_for(client: Client, rich: None) -> None:
+    assert "Starts at once on node01 gpu0" in checked(client, gpu_mem="8")
+    assert "Starts at once on node02 gpu0" in checked(client, gpu_mem="8", cuda_min="12.2", command="")
+    assert "Starts at once on node02 gpu0" in checked(client, gpu_mem="8", labels="rack=r2")
+    said = checked(client, gpu_mem="8", labels="rack=r9")
+    assert 'data-verdict="never"' in said
+    assert "No suitable node here has the label rack=r9; its values here are: r2." in said
+    Node.objects.filter(name="node01").update(memory_mib=64_000)  # one that does not say how much it has may be waited for
+    assert "256 GiB of host memory are asked on each node, the largest has 125 GiB (node02)" in checked(client, host_mem="256")
+    assert "Not clear yet" in checked(client, cpus="many")
+
+
 def test_one_argument_a_line_needs_no_quotes(client: Client) -> None:
     submitted(client, kind="words", command="sh\r\n-c\r\necho $HOME | wc; a && b")
     assert Job.objects.get().argv == ["sh", "-c", "echo $HOME | wc; a && b"]
@@ -172,6 +262,15 @@ WRONG = [
     ({"project": "not-mine"}, "project"),
     ({"grace_s": "100000"}, "grace_s"),
     ({"priority": "5"}, "priority"),
+    ({"qos": "high"}, "qos"),
+    ({"qos": "gold"}, "qos"),
+    ({"queue": "fast"}, "queue"),
+    ({"cpus": "two"}, "cpus"),
+    ({"host_mem": "lots"}, "host_mem"),
+    ({"cuda_min": "new"}, "cuda_min"),
+    ({"driver_min": "new"}, "driver_min"),
+    ({"labels": "a b=c"}, "labels"),
+    ({"gpu_count": "0", "exclusive": "1"}, "exclusive"),
     ({"on_node_loss": "explode"}, "on_node_loss"),
     ({"model": "x" * 401}, "model"),
 ]
@@ -187,14 +286,28 @@ def test_a_wrong_field_is_named_in_the_api_s_words(client: Client, lin: User, fi
     api = SubmitRequest(data=form.body)
     sentences = [str(part) for part in form.errors[name]]
     if api.is_valid():  # only known with the user: project, priority
-        code = {"project": "project_not_found", "priority": "priority_staff"}[name]
-        assert sentences == [refusals.error_text(code, {"project": fields.get("project")})]
+        code = {"project": "project_not_found", "priority": "priority_staff", "queue": "queue_unknown", "qos": "qos_staff"}[name]
+        code = "qos_unknown" if fields.get("qos") == "gold" else code
+        policy = policy_current()
+        known = ", ".join([queue.name for queue in policy.queues] if name == "queue" else dict(policy.qos))
+        params = {"project": fields.get("project"), "value": fields.get(name), "known": known, "points": 100}
+        assert sentences == [refusals.error_text(code, params)]
     else:
         assert sentences[0] in str(api.errors)
     page = html.unescape(answer.content.decode())
     assert sentences[0] in page
     if name not in ("model", "project", "on_node_loss"):
         assert re.search(rf'name="{name}"[^>]*aria-invalid="true"[^>]*aria-describedby="{name}-e"', page)
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("labels", "rack"), ("labels", "a=1\na=2"), ("labels", "name=\0"), ("command", "a\0b"), ("env", "A=\0")]
+)
+def test_what_the_form_itself_can_t_read_is_told_at_its_field(client: Client, name: str, text: str) -> None:
+    answer = submitted(client, **{name: text})
+    assert answer.status_code == 200
+    assert list(answer.context["form"].errors) == [name]
     assert not Job.objects.exists()
 
 
