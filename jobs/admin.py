@@ -34,7 +34,7 @@ class JobAdmin(ReadOnlyAdmin):
     )
     list_display_links = ("id", "name")
     list_select_related = ("owner", "project")
-    list_filter = ("state", "held", "kind", "end_reason")
+    list_filter = ("state", "held", "kind", "queue", "qos", "end_reason")
     search_fields = ("=id", "name", "owner__email", "project__name")
     # The values of a job's environment are its owner's alone, staff or not.
     exclude = ("env",)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from allauth.account import views as account
 from allauth.account.decorators import secure_admin_login
 from django.contrib import admin
+from django.http import HttpResponseRedirect
+from django.templatetags.static import static
 from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
@@ -36,6 +38,8 @@ urlpatterns = [
     path("jobs/", include("jobs.page_urls")),
     path("nodes/", include("nodes.page_urls")),
     path("nodes/", include("jobs.pool_urls")),
+    # Browsers ask for it on answers that are no page of ours, such as JSON. The name of the picture has a hash: not known at import.
+    path("favicon.ico", lambda request: HttpResponseRedirect(static("img/mark.svg")), name="favicon"),
     path("icons.svg", icons_view, name="icons"),
     path("healthz", api.healthz, name="healthz"),
     path("install.sh", install_views.install_sh, name="install-sh"),

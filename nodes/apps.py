@@ -4,4 +4,4 @@ from django.utils.translation import gettext_lazy as _
 
 class NodesConfig(AppConfig):
     name = "nodes"
-    verbose_name = _("nodes")
+    verbose_name = _("Nodes")

@@ -4,4 +4,4 @@ from django.utils.translation import gettext_lazy as _
 
 class QuotasConfig(AppConfig):
     name = "quotas"
-    verbose_name = _("quotas")
+    verbose_name = _("People and quotas")

@@ -9,6 +9,7 @@ import pytest
 from django.contrib import admin
 from django.core.management import call_command
 from django.db import connection
+from django.templatetags.static import static
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -209,6 +210,11 @@ def test_health_without_a_database_is_a_503(monkeypatch: pytest.MonkeyPatch) -> 
     assert (answer.status_code, answer.json()["database"]) == (503, "away")
 
 
+def test_a_browser_that_asks_for_the_old_icon_gets_ours() -> None:
+    answer = Client().get("/favicon.ico")
+    assert (answer.status_code, answer.headers["Location"]) == (302, static("img/mark.svg"))
+
+
 # --- admin ------------------------------------------------------------------------------------------------------------
 
 OURS = [model for model in admin.site._registry if model._meta.app_label in {"quotas", "nodes", "jobs"}]
@@ -257,6 +263,18 @@ def test_each_admin_page_of_a_row_opens_and_its_search_answers(boss: User, model
     row = model.objects.first()
     if row is not None:
         assert browser.get(f"{base}{row.pk}/change/").status_code == 200
+
+
+def test_no_is_no_fault_in_the_admin(boss: User) -> None:
+    job = job_make(boss, held=False, queue="batch", qos="low", constraints={"labels": {"rack": "r2"}})
+    page = signed_in(boss).get("/admin/jobs/job/").content.decode()
+    assert 'title="no">–</span>' in page
+    assert "bg-red" not in page.split("<table", 1)[1].split("</table>")[0]
+    Job.objects.update(held=True)
+    assert 'title="yes"' in signed_in(boss).get("/admin/jobs/job/").content.decode()
+    assert "rack" in signed_in(boss).get(f"/admin/jobs/job/{job.pk}/change/").content.decode()
+    index = signed_in(boss).get("/admin/").content.decode()
+    assert all(heading in index for heading in ("Jobs", "Nodes", "People and quotas"))
 
 
 def test_what_services_write_nobody_edits_in_the_admin(boss: User) -> None:
