@@ -104,7 +104,7 @@ def _measures(runs: Sequence[Ran], cards: Mapping[int, int], since: float | None
     def share(until: float) -> float | None:
         return held(until) / ((until - first) * capacity) if until > first and capacity else None
 
-    deviation, contended = maxmin_deviation(runs, float(capacity))
+    deviation, contended = maxmin_deviation(runs, float(capacity), since=first)
     known = bool(done)
     return Measures(
         jobs=len(judged),
@@ -153,9 +153,9 @@ def _idle_node_hours(spans: Sequence[tuple[Ran, float, float]], cards: Mapping[i
     return idle / 3600
 
 
-def maxmin_deviation(runs: Iterable[Ran], capacity: float) -> tuple[float | None, float]:
+def maxmin_deviation(runs: Iterable[Ran], capacity: float, *, since: float = -math.inf) -> tuple[float | None, float]:
     """(half of Σ|held − max-min fair share| over users ÷ ``capacity``, averaged over the seconds in which users ask for more than
-    there is; those seconds). Range [0, 1]; None = there were none, or there is one user only."""
+    there is; those seconds). Range [0, 1]; None = there were none, or there is one user only. What is before ``since`` is not counted."""
     events: list[tuple[float, int, float, float]] = []  # (at, user, change of what is wanted, of what is held)
     for run in runs:
         events.append((run.submitted, run.user, run.cards, 0.0))
@@ -167,7 +167,7 @@ def maxmin_deviation(runs: Iterable[Ran], capacity: float) -> tuple[float | None
     if len(wanted) < 2 or capacity <= 0:
         return None, 0.0
     total = span = 0.0
-    before = events[0][0]
+    before = max(events[0][0], since)
     for at, user, want, hold in events:
         if at > before:
             if sum(wanted.values()) > capacity + NEAR:

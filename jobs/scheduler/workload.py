@@ -247,6 +247,6 @@ def workload_write(workload: Workload, *, since: float = 0.0) -> Iterator[list[s
         yield ["" if cell is None else str(cell) for cell in cells]
 
 
-def names_hidden(names: Mapping[int, str], stem: str) -> dict[int, str]:
-    """Numbers instead of names: ``user-1`` …"""
-    return {number: f"{stem}-{at}" for at, number in enumerate(sorted(names), start=1)}
+def names_hidden(numbers: Iterable[int], stem: str) -> dict[int, str]:
+    """``user-1`` … instead of names."""
+    return {number: f"{stem}-{at}" for at, number in enumerate(sorted(numbers), start=1)}
