@@ -156,7 +156,19 @@ def _asked(kind: str) -> Sentence:
         "never_model": gettext_lazy("No GPU here is of the model %(asked)s; the models here are: %(have)s."),
         "never_arch": gettext_lazy("No GPU here has architecture %(asked)s; here are: %(have)s."),
     }
-    return lambda p: str(texts[kind]) % {"asked": p["asked"], "have": listed(p["have"])}
+    unknown = {
+        "arch": gettext_lazy("Asks for architecture %(asked)s; this GPU does not tell its own."),
+        "cuda": gettext_lazy("Asks for CUDA %(asked)s or newer; this node does not tell what it runs."),
+        "driver": gettext_lazy("Asks for driver %(asked)s or newer; this node does not tell which it has."),
+        "label": gettext_lazy("Asks for the label %(asked)s; this node does not carry it."),
+    }
+
+    def sentence(p: Params) -> str:
+        if p["have"] is None and kind in unknown:
+            return str(unknown[kind]) % {"asked": p["asked"]}
+        return str(texts[kind]) % {"asked": p["asked"], "have": '""' if p["have"] == "" else listed(p["have"])}
+
+    return sentence
 
 
 def _host(kind: str) -> Sentence:

@@ -63,6 +63,12 @@ def test_from_the_sign_in_to_a_cancelled_clone(grid: Grid, browser: Browser, cli
     page.get_by_role("button", name="4 GiB", exact=True).click()
     expect(page.locator("[data-verdict=starts]")).to_contain_text("Starts at once on")
     expect(page.locator("#cli")).to_contain_text("--gpu-mem 4G")
+    for box in page.locator("[name=model]").all():
+        box.check(force=True)
+    page.locator("details.more > summary").click()
+    page.fill("[name=cpus]", "0.1")
+    expect(page.locator("#cli")).to_contain_text("--cpus 0.1 --model 'Simulated A100 80GB|Simulated RTX 4090'")
+    expect(page.locator("[data-verdict=starts]")).to_contain_text("Starts at once on")
     assert not list(client.jobs(owner="all", q="训练"))
     page.get_by_role("button", name="Submit job").click()
     first = job_id(page)

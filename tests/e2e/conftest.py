@@ -16,11 +16,13 @@ from tests.e2e.helpers import invariants
 
 #: On each of the two nodes; the sizes are those that the cards of these names really report.
 CARDS: dict[str, Any] = {
+    "driver": "550.54",
+    "cuda": "12.4",
     "devices": [
         {"count": 1, "model": "Simulated RTX 4090", "total_mib": 24564, "compute_capability": "8.9"},
         {"count": 1, "model": "Simulated RTX 4080", "total_mib": 16376, "compute_capability": "8.9"},
         {"count": 2, "model": "Simulated A100", "total_mib": 40960, "compute_capability": "8.0"},
-    ]
+    ],
 }
 
 
