@@ -141,12 +141,24 @@ HISTORY = (
 PASSING = (
     Recipe(owner="researcher", name="eval-checkpoint", seconds=90, ask={"gpu_mem": "6G", "time": "30m"}),
     Recipe(owner="lead", name="oneapi-bench", seconds=70, ask={"gpu_mem": "12G", "time": "30m", "constraints": {"vendor": "intel"}}),
-    Recipe(owner="researcher", name="ablation-dropout", seconds=120, args=("--epochs", "20"), ask={"gpu_mem": "8G", "time": "1h"}),
+    Recipe(
+        owner="researcher",
+        name="ablation-dropout",
+        seconds=120,
+        args=("--epochs", "20"),
+        ask={"gpu_mem": "8G", "time": "1h", "constraints": {"labels": {"rack": "r2"}, "cuda_min": "12.2"}},
+    ),
     Recipe(
         owner="student", name="课程作业-lenet", seconds=60, args=("--lang", "zh", "--data", "mnist"), ask={"gpu_count": 0, "time": "20m"}
     ),
     Recipe(owner="lead", name="dedup-corpus", seconds=80, ask={"gpu_count": 0, "time": "30m"}),
     Recipe(owner="researcher", name="unet-seg-bs32", seconds=40, args=("--fail", "oom"), ask={"gpu_mem": "8G", "time": "30m"}),
-    Recipe(owner="researcher", name="export-onnx", seconds=45, args=("--epochs", "2"), ask={"gpu_mem": "4G", "time": "20m"}),
+    Recipe(
+        owner="researcher",
+        name="export-onnx",
+        seconds=45,
+        args=("--epochs", "2"),
+        ask={"gpu_mem": "4G", "time": "20m", "cpus": "0.25", "host_mem": "512M"},
+    ),
     Recipe(owner="lead", name="tts-试听样本", seconds=100, args=("--lang", "zh"), ask={"gpu_mem": "6G", "time": "30m"}),
 )

@@ -38,6 +38,14 @@ SETTLE_S = 6.0
 DRAINED = "node02"
 DRAIN_REASON = "Resizable BAR is being enabled · 正在启用 Resizable BAR"
 DRAIN_FOR = timedelta(days=2)
+#: What staff has written on the machines.
+LABELS = {
+    "node01": {"rack": "r1"},
+    "node02": {"rack": "r1"},
+    "node03": {"rack": "r2", "fabric": "ib"},
+    "node04": {"rack": "r2", "fabric": "ib"},
+    "node05": {"room": "三楼"},
+}
 
 
 class Feeder:
@@ -70,6 +78,12 @@ class Feeder:
             until = (datetime.now(UTC) + DRAIN_FOR).isoformat(timespec="seconds")
             self.clients["admin"].node_drain(DRAINED, reason=DRAIN_REASON, until=until)
             self.remember(drained=DRAINED)
+
+    def label_once(self) -> None:
+        if "labelled" not in self.memory:
+            for name, labels in LABELS.items():
+                self.clients["admin"].node_label(name, labels)
+            self.remember(labelled=sorted(LABELS))
 
     def standing_submit(self) -> None:
         """Submit again what neither waits nor runs any more."""
@@ -134,6 +148,7 @@ class Feeder:
         """For ever."""
         self.nodes_wait()
         self.drain_once()
+        self.label_once()
         next_passing = time.monotonic() + PASSING_EVERY_S / 4
         log.info("all nodes take part: %s", self.clients["admin"].endpoint)
         while True:

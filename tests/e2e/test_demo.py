@@ -16,7 +16,7 @@ from client.sdk import NebulaClient
 from nebulagrid.demo import JOBS, lab_nodes
 from nebulagrid.demo.catalogue import HISTORY, PASSING, STANDING
 from nebulagrid.demo.clean import DemoError, demo_clean
-from nebulagrid.demo.feeder import Feeder, clients_open
+from nebulagrid.demo.feeder import LABELS, Feeder, clients_open
 from nodes.inventory import nominal_mib
 
 # Five agents and a control plane start on a machine that other tests keep busy.
@@ -138,6 +138,8 @@ def test_a_second_round_doubles_nothing(demo: Grid) -> None:
         clients = clients_open(demo.data)
         again = Feeder(data=demo.data, clients=clients)
         again.drain_once()
+        again.label_once()
+        assert {node["name"]: node["labels"] for node in client.node_list()} == LABELS
         again.standing_submit()
         again.history_submit()
         # Nor where all memory of it is lost: the keys are the same.
