@@ -45,7 +45,7 @@ class Ends:
         self._policy = policy
         self._is_strict = False
         self._running = {run.job: run for run in snapshot.running}
-        self._placed: dict[int, Job] = {}
+        self.placed: dict[int, Job] = {}  # by this pass, those that hold cards: the pass adds them
         self._keys: dict[int, EndKey] = {}
 
     @property
@@ -79,9 +79,6 @@ class Ends:
             return self._now + (self._policy.limit_max_s if job.time_limit_s is None else job.time_limit_s)
         return self._now + longest_s(job.time_limit_s, job.predicted_s, self._policy, strict=self._is_strict)
 
-    def add(self, job: Job) -> None:
-        self._placed[job.id] = job
-
     def of(self, part: Slice) -> EndKey | None:
         """None = quarantined, or no job owns it: nothing that ends will free it."""
         job = part.job
@@ -89,10 +86,11 @@ class Ends:
             return None
         key = self._keys.get(job)
         if key is None:
-            placed, run = self._placed.get(job), self._running.get(job)
+            placed = self.placed.get(job)
             if placed is not None:
                 key = (self.job_end(placed), self._now)
             else:
+                run = self._running.get(job)
                 key = RELEASING if run is None else self._key(run)
             self._keys[job] = key
         return key
@@ -132,13 +130,9 @@ class Reservations:
 def free_at(card: PoolCard, need: Need, ends: Ends) -> EndKey | None:
     """When the card could take the need, if nothing new were put on it; None = the end of no job brings that."""
     free, live = card.free_mib, card.live
-    if need.take(free_mib=free, live=live) is not None:
+    if free >= need.least_mib and live < need.max_live:
         return FREE_NOW
-    slices = card.slices
-    if live == 1:
-        key = ends.of(slices[0])
-        return key if key is not None and need.take(free_mib=free + slices[0].mib, live=0) is not None else None
-    dated = [(key, part.job or 0, part.mib) for part in slices if (key := ends.of(part)) is not None]
+    dated = [(key, part.job or 0, part.mib) for part in card.slices if (key := ends.of(part)) is not None]
     dated.sort()
     for key, _job, mib in dated:
         free += mib
@@ -160,11 +154,23 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     for node in pool.nodes:
         if not node.node.takes_work:
             continue
-        dated = [
-            (when, card)
-            for card in node.cards
-            if (need := good.get(card.kind)) is not None and card.is_open and (when := free_at(card, need, ends)) is not None
-        ]
+        dated: list[tuple[EndKey, PoolCard]] = []
+        for card in node.cards:
+            need = good.get(card.kind)
+            if need is not None and card.is_open:
+                slices = card.slices_before
+                if card.live == 1 and slices:
+                    # Mostly so: one slice, that of a job.
+                    part = slices[0]
+                    free = card.free_mib
+                    if free >= need.least_mib and need.max_live > 1:
+                        when: EndKey | None = FREE_NOW
+                    else:
+                        when = ends.of(part) if free + part.mib >= need.least_mib and need.max_live > 0 else None
+                else:
+                    when = free_at(card, need, ends)
+                if when is not None:
+                    dated.append((when, card))
         if len(dated) >= k:
             last = min([when for when, _card in dated]) if k == 1 else sorted([when for when, _card in dated])[k - 1]
             found.append((last, node.node.id, dated))

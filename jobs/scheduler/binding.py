@@ -115,30 +115,52 @@ FINE: Side = (None, None)
 
 
 class _Tally:
-    """How many cards of each node have which cause: one number a node, ``WIDTH`` bits of it for each cause."""
+    """How many cards have which cause, and how many of each node: one number a node, ``WIDTH`` bits of it for each cause.
 
-    def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView]) -> None:
+    ``counts``: how many cards have each look, if all nodes are alike beside their cards; for one card of one node that is enough.
+    """
+
+    def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], counts: Sequence[int] | None) -> None:
         self.nodes = nodes
         self.looks = looks
+        self._request = request
+        self._has_host = request.cpu_milli is not None or request.host_mem_mib is not None
         self._causes = [look.cause() for look in looks]
+        self._counts = None if self._has_host else counts
         self._shift: dict[str | None, int] = {}
         self._by_side: dict[Side, list[str | None]] = {}
-        self._has_host = request.cpu_milli is not None or request.host_mem_mib is not None
-        weights: dict[Side, list[int]] = {}
         self.sides: list[Side] = []
         self.sums: list[int] = []
-        for node in nodes:
+        self.groups: Counter[int] = Counter()
+        if self._counts is None:
+            self.look_at_nodes()
+
+    def look_at_nodes(self) -> None:
+        """Fill ``sums``, ``sides`` and ``groups``, unless that is done."""
+        if self.sums:
+            return
+        if self._counts is not None:
+            weights = [1 << self._shift_of(cause) for cause in self._causes]
+            get = weights.__getitem__
+            self.sums = [sum(map(get, node.looks)) for node in self.nodes]
+            self.sides = [FINE] * len(self.nodes)
+        else:
+            self._look_closely()
+        self.groups = Counter(self.sums)  # nodes with as many good cards and as many of each cause count alike
+
+    def _look_closely(self) -> None:
+        by_side: dict[Side, list[int]] = {}
+        for node in self.nodes:
             side = FINE
             if not node.takes_work:
                 side = (refusal_code(node.refusal), None)
             elif self._has_host and node.name is not None:
-                side = (None, host_short(request, node.cpu_milli, node.memory_mib))
-            mine = weights.get(side)
-            if mine is None:
-                mine = weights[side] = [1 << self._shift_of(cause) for cause in self.causes(side)]
+                side = (None, host_short(self._request, node.cpu_milli, node.memory_mib))
+            weights = by_side.get(side)
+            if weights is None:
+                weights = by_side[side] = [1 << self._shift_of(cause) for cause in self.causes(side)]
             self.sides.append(side)
-            self.sums.append(sum(map(mine.__getitem__, node.looks)))
-        self.groups = Counter(self.sums)  # nodes with as many good cards and as many of each cause count alike
+            self.sums.append(sum(map(weights.__getitem__, node.looks)))
 
     def causes(self, side: Side) -> list[str | None]:
         """The cause of each look on a node of that side."""
@@ -161,16 +183,21 @@ class _Tally:
         """Cards with one of the causes on a node with that sum; the cause None = good cards."""
         return sum([(total >> shift) & MASK for cause in causes if (shift := self._shift.get(cause)) is not None])
 
-    def totals(self) -> dict[str, int]:
-        """Cards with each cause, on all nodes."""
+    def totals(self) -> dict[str | None, int]:
+        """Cards with each cause, on all nodes; the cause None = good cards."""
+        found: dict[str | None, int] = {}
+        if self._counts is not None:
+            for cause, times in zip(self._causes, self._counts, strict=True):
+                if times:
+                    found[cause] = found.get(cause, 0) + times
+            return found
         return {
-            cause: sum([((total >> shift) & MASK) * times for total, times in self.groups.items()])
-            for cause, shift in self._shift.items()
-            if cause is not None
+            cause: sum([((total >> shift) & MASK) * times for total, times in self.groups.items()]) for cause, shift in self._shift.items()
         }
 
     def nodes_with(self, causes: Iterable[str | None], least: int) -> int:
         """Nodes with at least so many cards with one of the causes."""
+        self.look_at_nodes()
         asked = [*causes]
         return sum([times for total, times in self.groups.items() if self.count(total, asked) >= least])
 
@@ -179,13 +206,24 @@ class _Tally:
 
 
 def binding_reason(
-    request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], *, per_node: int, nodes_needed: int = 1
+    request: Request,
+    nodes: Sequence[NodeView],
+    looks: Sequence[CardView],
+    *,
+    per_node: int,
+    nodes_needed: int = 1,
+    counts: Sequence[int] | None = None,
 ) -> Reason:
-    """The binding reason. Call only where the request does not fit: fewer than ``nodes_needed`` nodes have ``per_node`` good cards."""
-    tally = _Tally(request, nodes, looks)
+    """The binding reason. Call only where the request does not fit: fewer than ``nodes_needed`` nodes have ``per_node`` good cards.
+
+    ``counts``: how many cards have each look, if all nodes take work.
+    """
+    tally = _Tally(request, nodes, looks, counts)
     totals = tally.totals()
 
     def suffices(*causes: str) -> bool:
+        if per_node == 1 and nodes_needed == 1:
+            return any(totals.get(cause) for cause in (None, *causes))
         return tally.nodes_with((None, *causes), per_node) >= nodes_needed
 
     def detail(cause: str) -> Reason:
@@ -211,24 +249,27 @@ def binding_reason(
 
 
 def _count_reason(tally: _Tally, per_node: int, nodes_needed: int) -> Reason:
+    tally.look_at_nodes()
     good = (None,)
     most = max(tally.groups, key=lambda total: tally.count(total, good))
     numbers = {"needed": per_node, "free": tally.count(most, good), "node": tally.first(most).name}
     return Reason(code=reasons.GPU_COUNT, params={**numbers, "nodes": nodes_needed, "nodes_free": tally.nodes_with(good, per_node)})
 
 
-def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str, int], per_node: int, nodes_needed: int) -> Reason:
+def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str | None, int], per_node: int, nodes_needed: int) -> Reason:
     """The numbers of the cause, from the node that is nearest to being enough."""
     if cause == reasons.WHOLE_CARD_BUSY and (per_node > 1 or nodes_needed > 1):
         return _count_reason(tally, per_node, nodes_needed)
-    holders = {total for total in tally.groups if tally.count(total, (cause,))}
-    if cause in HOST:
-        return host_reason(request, cause, [node for node, total in zip(tally.nodes, tally.sums, strict=True) if total in holders])
-    enough = {total for total in holders if tally.count(total, (None, reasons.BLOCKED_BY, cause)) >= per_node} or holders
-    if cause == reasons.GPU_MEMORY and per_node > 1:
-        node, at = _nth_largest(tally, cause, enough, per_node)
+    holders: set[int] = set()
+    if tally.sums:
+        holders = {total for total in tally.groups if tally.count(total, (cause,))}
+        if cause in HOST:
+            return host_reason(request, cause, [node for node, total in zip(tally.nodes, tally.sums, strict=True) if total in holders])
+        enough = {total for total in holders if tally.count(total, (None, reasons.BLOCKED_BY, cause)) >= per_node} or holders
+        find = _nth_largest if cause == reasons.GPU_MEMORY and per_node > 1 else _largest
+        node, at = find(tally, cause, enough, per_node)
     else:
-        node, at = _largest(tally, cause, enough)
+        node, at = _largest_alone(tally, cause)
     card, gpu = tally.looks[node.looks[at]], node.gpus[at]
     where = {"node": node.name, "gpu": gpu.index}
     if cause == reasons.GPU_MEMORY:
@@ -254,7 +295,18 @@ def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str, int],
     return card.need if isinstance(card.need, Reason) else Reason(code=cause)
 
 
-def _largest(tally: _Tally, cause: str, enough: set[int]) -> tuple[NodeView, int]:
+def _largest_alone(tally: _Tally, cause: str) -> tuple[NodeView, int]:
+    """As ``_largest``, where the nodes were not looked at: any node with such a card is enough."""
+    free = {at: tally.looks[at].really_free_mib for at, its in enumerate(tally.causes(FINE)) if its == cause}
+    for most in sorted(set(free.values()), reverse=True):
+        wanted = {at for at, mib in free.items() if mib == most}
+        for node in tally.nodes:
+            if not wanted.isdisjoint(node.looks):
+                return node, next(at for at, look in enumerate(node.looks) if look in wanted)
+    raise AssertionError(f"no card has the cause {cause}")
+
+
+def _largest(tally: _Tally, cause: str, enough: set[int], _per_node: int) -> tuple[NodeView, int]:
     """Of the cards with the cause, on nodes with one of these sums, the one with most memory really free; the first of several."""
     free = [look.really_free_mib for look in tally.looks]
     with_cause = {side: [at for at, its in enumerate(tally.causes(side)) if its == cause] for side in set(tally.sides)}

@@ -8,7 +8,6 @@ dropped when they come to the top.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 
 from jobs.scheduler.fragmentation import State
 from jobs.scheduler.need import Need
@@ -24,6 +23,7 @@ class Buckets:
     def __init__(self, pool: Pool, losses: Losses) -> None:
         self._pool = pool
         self._losses = losses
+        self._is_first_fit = losses.strategy == FIRST_FIT
         self._buckets: dict[tuple[State, int, int, int, bool, bool], Bucket] = {}
         self._filled: list[Bucket] = []  # buckets in the order in which they got their first card
         self._seen: tuple[int, int] | None = None  # how much of the pool's logs is worked in
@@ -33,22 +33,32 @@ class Buckets:
         self._refresh()
         if shape.seen < len(self._filled):
             for bucket in self._filled[shape.seen :]:
-                self._offer(shape, bucket)
+                if not bucket.cards or (bucket.is_kept and not shape.takes_kept):
+                    continue
+                number = bucket.number
+                offer = shape.judged[number] if number in shape.judged else self._judge(shape, bucket)
+                if offer is None:
+                    continue
+                level = offer.level
+                if level not in shape.levels:
+                    shape.levels[level] = {number: offer}
+                    heapq.heappush(shape.order, level)
+                else:
+                    shape.levels[level][number] = offer
             shape.seen = len(self._filled)
         order, levels = shape.order, shape.levels
         pop = heapq.heappop
         while order:
             best: tuple[float, int, int, int] | None = None
             found: PoolCard | None = None
-            has_stale = False
+            gone: list[int] = []
             offers = levels[order[0]]
-            for offer in offers:
-                bucket = offer.bucket
-                cards, number = bucket.cards, bucket.number
+            for number, offer in offers.items():
+                cards = offer.bucket.cards
                 while cards and cards[0][4].bucket != number:
                     pop(cards)
                 if not cards:
-                    has_stale = True
+                    gone.append(number)
                     continue
                 item = cards[0]
                 if item is not offer.item:
@@ -56,24 +66,21 @@ class Buckets:
                     offer.key = (round(item[0] - offer.weight, ROUND), item[1], item[2], item[3])
                 if best is None or offer.key < best:
                     best, found = offer.key, item[4]
-            if has_stale:
-                shape.known.difference_update([offer.bucket.number for offer in offers if not offer.bucket.cards])
-                levels[order[0]] = [offer for offer in offers if offer.bucket.cards]
             if found is not None:
+                for number in gone:
+                    del offers[number]
                 return found
             del levels[pop(order)]
         return None
 
-    def _offer(self, shape: Shape, bucket: Bucket) -> None:
-        """Judge the bucket for the shape."""
-        if bucket.number in shape.known or (bucket.is_kept and not shape.takes_kept):
-            return
+    def _judge(self, shape: Shape, bucket: Bucket) -> Offer | None:
+        """What the bucket is to the shape; None = of no use."""
+        shape.judged[bucket.number] = None
         state = bucket.state
         effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
         if effect is None:
-            return
+            return None
         asked, after, tight, free = effect
-        shape.known.add(bucket.number)
         strategy = self._losses.strategy
         if strategy == FIRST_FIT:
             level: Level = (False, 0, False)
@@ -90,11 +97,8 @@ class Buckets:
             weight = WEIGHTS["fragmentation"] * full
             cls = packing_class(strategy, lost=lost, fragmentation=tight, free_share=free)
             level = (bucket.is_strained, cls, bucket.empty > 0 and not is_whole and is_aware)
-        if level in shape.levels:
-            shape.levels[level].append(Offer(weight, bucket))
-        else:
-            shape.levels[level] = [Offer(weight, bucket)]
-            heapq.heappush(shape.order, level)
+        offer = shape.judged[bucket.number] = Offer(level, weight, bucket)
+        return offer
 
     def _refresh(self) -> None:
         """Put all cards that have changed into their buckets."""
@@ -103,36 +107,57 @@ class Buckets:
         if self._seen is None:
             for node in pool.nodes:
                 if node.node.takes_work:
-                    self._sort_in(node, node.cards)
+                    for card in node.cards:
+                        if card.free_mib > 0:
+                            self._sort_in(node, card)
+                    if node.empty:
+                        self._sort_empties(node)
         elif self._seen != (moved, emptied):
             before, emptied_before = self._seen
             for card in pool.moved[before:]:
-                self._sort_in(pool.nodes[card.at], (card,))
+                self._sort_in(pool.nodes[card.at], card)
             # The empty cards of a node are the better the fewer there are.
-            for node in dict.fromkeys(pool.log_empties[emptied_before:]):
-                self._sort_in(node, [card for card in node.cards if card.live == 0])
+            nodes = pool.log_empties[emptied_before:]
+            for node in nodes if len(nodes) == 1 else dict.fromkeys(nodes):
+                self._sort_empties(node)
         self._seen = (moved, emptied)
 
-    def _sort_in(self, node: PoolNode, cards: Iterable[PoolCard]) -> None:
-        buckets = self._buckets
-        host = self._pool.host_of(node)
-        is_first = self._losses.strategy == FIRST_FIT
-        for card in cards:
-            if card.free_mib <= 0 or not card.is_open:
-                card.bucket = -1
-                continue
-            is_kept = card.aside_for is not None
-            empty, size = (node.empty_of(card.kind), len(node.cards)) if card.live == 0 and not is_kept and not card.foreign_mib else (0, 0)
-            is_strained = card.is_strained()
-            state = (card.kind, card.free_mib, card.live)
-            key = (state, host, empty, size, is_strained, is_kept)
-            bucket = buckets.get(key)
-            if bucket is None:
-                bucket = buckets[key] = Bucket(len(buckets), state, host, empty, size, is_strained, is_kept)
-            elif bucket.number == card.bucket:
-                continue
-            if not bucket.cards:
-                self._filled.append(bucket)
-            card.bucket = bucket.number
-            gpu = card.gpu
-            heapq.heappush(bucket.cards, (0.0 if is_first else -card.score(), node.node.id, gpu.index, gpu.id, card))
+    def _sort_empties(self, node: PoolNode) -> None:
+        """Of a node's empty cards the best stands for all, as it is taken first; the best of those that are strained for those."""
+        if not node.is_uniform or self._is_first_fit:
+            for card in node.cards:
+                if card.live == 0:
+                    self._sort_in(node, card)
+            return
+        empty, was_strained = node.empty, None
+        for item in node.empties():
+            card = item[4]
+            if item[0] is not was_strained and card.aside_for is None:
+                self._put(node, card, empty, len(node.cards))
+                was_strained = item[0]
+
+    def _sort_in(self, node: PoolNode, card: PoolCard) -> None:
+        if card.free_mib <= 0 or not card.is_open:
+            card.bucket = -1
+        elif card.live or card.aside_for is not None or card.foreign_mib:
+            self._put(node, card, 0, 0)
+        elif not node.is_uniform or self._is_first_fit:
+            self._put(node, card, node.empty_of(card.kind), len(node.cards))
+
+    def _put(self, node: PoolNode, card: PoolCard, empty: int, size: int) -> None:
+        host = node.host
+        if host is None:
+            host = self._pool.host_of(node)
+        is_kept, is_strained = card.aside_for is not None, card.is_strained()
+        state = (card.kind, card.free_mib, card.live)
+        key = (state, host, empty, size, is_strained, is_kept)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(len(self._buckets), state, host, empty, size, is_strained, is_kept)
+        elif bucket.number == card.bucket:
+            return
+        if not bucket.cards:
+            self._filled.append(bucket)
+        card.bucket = bucket.number
+        gpu = card.gpu
+        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -card.score(), node.node.id, gpu.index, gpu.id, card))

@@ -30,7 +30,8 @@ class Candidates:
         key = (self._pool.number(request), avoid, takes_kept)
         found = self._shapes.get(key)
         if found is None:
-            found = self._shapes[key] = Shape(request, avoid, self._pool.needs(request), takes_kept=takes_kept)
+            plain = self.shape(request, avoid) if takes_kept else None
+            found = self._shapes[key] = Shape(request, avoid, self._pool.needs(request), plain)
         return found
 
     def best_card(self, shape: Shape) -> PoolCard | None:

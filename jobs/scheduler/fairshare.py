@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool
-from jobs.scheduler.types import Policy, Request, Slice, Snapshot
+from jobs.scheduler.types import Job, Policy, Request, Slice, Snapshot
 
+Owner = TypeVar("Owner", int, str)
 NEAR = 1e-6  # of a card: below this two amounts are equal
 LEAST_SHARE = 0.25  # of a card: an owner who asks for next to nothing is not over its share for holding that
 
@@ -85,14 +87,16 @@ class Owners:
         return self.held.get(owner, 0.0) < self.share.get(owner, 0.0) - NEAR
 
     def take(self, owner: int, cards: float) -> None:
-        was_short = self.is_short(owner)
-        self.held[owner] = self.held.get(owner, 0.0) + cards
-        if was_short and not self.is_short(owner):
+        before = self.held.get(owner, 0.0)
+        held = self.held[owner] = before + cards
+        # It was below its share, and is not any more.
+        if before < self.share.get(owner, 0.0) - NEAR <= held:
             self.short_on.subtract(self.waiting.get(owner, ()))
 
     def load(self, owner: int) -> float:
         """Held ÷ fair share: 1 = exactly its share."""
-        return self.held.get(owner, 0.0) / max(self.share.get(owner, 0.0), LEAST_SHARE)
+        share = self.share.get(owner, 0.0)
+        return self.held.get(owner, 0.0) / (share if share > LEAST_SHARE else LEAST_SHARE)
 
     def weight(self, owner: int) -> float:
         return max(self.weights.get(owner, 1.0), 1.0)
@@ -109,6 +113,7 @@ class Shares:
         self._pool = pool
         self._cards: dict[int, float] = {}  # by Pool.number
         self._kinds: dict[int, frozenset[int]] = {}  # likewise
+        self.has_projects = False  # more than one: else every owner's project says the same
         self.users = Owners(snapshot.usage)
         self.projects = Owners(snapshot.project_usage)
         self.queues: dict[str, float] = {}  # name -> cards held
@@ -121,31 +126,24 @@ class Shares:
 
     def _begin(self, snapshot: Snapshot) -> None:
         """What runs already."""
-        names = [queue.name for queue in self._policy.queues] or [""]
-        users: dict[int, list[float]] = {}
-        projects: dict[int, list[float]] = {}
-        queues: dict[str, list[float]] = {}
+        held: dict[tuple[int, int, str], list[float]] = {}
         for run in snapshot.running:
             cards = 0.0
             for part in run.slices:
                 cards += 1.0 if part.exclusive else self._part(part)
-            queue = run.queue if run.queue in names else names[0]
-            for sums, owner in ((users, run.user), (projects, run.project)):
-                if owner in sums:
-                    sums[owner].append(cards)
-                else:
-                    sums[owner] = [cards]
-            if queue in queues:
-                queues[queue].append(cards)
+            owner = (run.user, run.project, run.queue)
+            if owner in held:
+                held[owner].append(cards)
             else:
-                queues[queue] = [cards]
+                held[owner] = [cards]
             if run.request is not None:
                 self._dominate(run.user, 0.0, run.request)
-        self.users.held = {owner: math.fsum(terms) for owner, terms in users.items()}
-        self.projects.held = {owner: math.fsum(terms) for owner, terms in projects.items()}
-        self.queues = {name: math.fsum(terms) for name, terms in queues.items()}
-        for owner, held in self.users.held.items():
-            self._dominate(owner, held, None)
+        names = [queue.name for queue in self._policy.queues] or [""]
+        self.users.held = _sums((user, terms) for (user, _project, _queue), terms in held.items())
+        self.projects.held = _sums((project, terms) for (_user, project, _queue), terms in held.items())
+        self.queues = _sums((queue if queue in names else names[0], terms) for (_user, _project, queue), terms in held.items())
+        for user, cards in self.users.held.items():
+            self._dominate(user, cards, None)
 
     def _part(self, part: Slice) -> float:
         """A slice's share of its card."""
@@ -175,32 +173,43 @@ class Shares:
             self._kinds[number] = found
         return found
 
-    def settle(self, waiting: Iterable[tuple[int, int, Request, int]]) -> None:
-        """(user, project, request, jobs that wait and may run). Call once, before the first ``take`` of the pass."""
+    def settle(self, waiting: Iterable[tuple[int, int, Mapping[int, int]]]) -> None:
+        """(user, project, {identity of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""
+        known: dict[int, tuple[float, frozenset[int]]] = {}
         terms: dict[tuple[int, int], list[float]] = {}
-        for owners in (self.users, self.projects):
-            owners.wanted = dict(owners.held)
-        for user, project, request, times in waiting:
-            kinds = self.kinds(request)
-            if not kinds or not request.gpu_count:
-                continue
-            cards = self.cards(request) * times
-            for which, owners, owner in ((0, self.users, user), (1, self.projects, project)):
-                terms.setdefault((which, owner), [owners.held.get(owner, 0.0)]).append(cards)
-                owners.waiting.setdefault(owner, set()).update(kinds)
-        for (which, owner), wanted in terms.items():
-            (self.projects if which else self.users).wanted[owner] = math.fsum(wanted)
-        for owners in (self.users, self.projects):
+        kinds_of: dict[tuple[int, int], set[int]] = {}
+        for user, project, requests in waiting:
+            owner = (user, project)
+            mine = terms.setdefault(owner, [])
+            kinds_here = kinds_of.setdefault(owner, set())
+            for key, times in requests.items():
+                found = known.get(key)
+                if found is None:
+                    request = self._pool.by_identity[key]
+                    found = known[key] = (self.cards(request), self.kinds(request))
+                cards, kinds = found
+                if kinds and cards > 0:
+                    mine.append(cards * times)
+                    kinds_here |= kinds
+        for which, owners in ((0, self.users), (1, self.projects)):
+            sums = {owner: [held] for owner, held in owners.held.items()}
+            for pair, wanted in terms.items():
+                if not wanted:
+                    continue
+                sums.setdefault(pair[which], []).extend(wanted)
+                owners.waiting.setdefault(pair[which], set()).update(kinds_of[pair])
+            owners.wanted = {owner: math.fsum(wanted) for owner, wanted in sums.items()}
             owners.settle(self.capacity)
+        self.has_projects = len(self.projects.wanted) > 1
 
-    def take(self, user: int, project: int, queue: str, request: Request) -> None:
-        cards = self.cards(request)
-        self.users.take(user, cards)
-        if len(self.projects.wanted) > 1:
-            self.projects.take(project, cards)
+    def take(self, job: Job, queue: str, cards: float) -> None:
+        """The job was placed; ``cards``: what ``cards`` says of its request."""
+        self.users.take(job.user, cards)
+        if self.has_projects:
+            self.projects.take(job.project, cards)
         self.queues[queue] = self.queues.get(queue, 0.0) + cards
         if self._policy.order == "drf":
-            self._dominate(user, cards, request)
+            self._dominate(job.user, cards, job.request)
 
     def _dominate(self, user: int, cards: float, request: Request | None) -> None:
         mine = self.dominant.setdefault(user, [0.0, 0.0, 0.0])
@@ -209,15 +218,12 @@ class Shares:
             mine[1] += (request.cpu_milli or 0) * request.nodes / max(self._cores_milli, 1)
             mine[2] += (request.host_mem_mib or 0) * request.nodes / max(self._memory_mib, 1)
 
-    def log_weight(self, user: int, project: int) -> float:
-        """The logarithm of the effective weight of an owner's next job: past use × present use, of the user and the project."""
-        policy, users, projects = self._policy, self.users, self.projects
-        past = math.log(users.weight(user))
-        load = users.load(user)
-        if len(projects.wanted) > 1:
-            past += math.log(projects.weight(project))
-            load = max(load, projects.load(project))
-        return policy.weight_power * past + policy.load_power * load
+    def log_past(self, user: int, project: int) -> float:
+        """What past use adds to the logarithm of the effective weight of an owner's jobs; placements do not change it."""
+        past = math.log(self.users.weight(user))
+        if self.has_projects:
+            past += math.log(self.projects.weight(project))
+        return self._policy.weight_power * past
 
     def dominant_share(self, user: int) -> float:
         """Dominant resource fairness: the largest of a user's shares of cards, host cores and host memory, [0, 1]."""
@@ -232,3 +238,11 @@ class Shares:
             return False
         kinds = self.kinds(request)
         return bool(kinds) and all(users.short_on[kind] > 0 for kind in kinds)
+
+
+def _sums(terms: Iterable[tuple[Owner, list[float]]]) -> dict[Owner, float]:
+    """Exact: whatever the order of the terms."""
+    found: dict[Owner, list[float]] = {}
+    for owner, more in terms:
+        found.setdefault(owner, []).extend(more)
+    return {owner: math.fsum(all_terms) for owner, all_terms in found.items()}

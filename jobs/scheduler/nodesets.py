@@ -46,11 +46,16 @@ class NodeSets:
         log = self._pool.log_empties if shape.by_empties else self._pool.log
         heap = shape.heap
         if heap is None:
-            # Before looking closer: are there so many empty cards at all?
-            least = shape.per_node if shape.is_whole and not shape.takes_kept else 0
-            nodes = [node for node in self._pool.nodes if node.empty >= least]
-            heap = shape.heap = [item for node in nodes if (item := self._on_node(shape, node)) is not None]
+            heap, nodes = [], self._pool.nodes
+            if shape.plain is not None and shape.plain.heap is not None:
+                # Only where cards are kept is there anything to be found that is not known.
+                heap = [item for item in self._caught_up(shape.plain) if not item.node.kept]
+                nodes = [node for node in nodes if node.kept]
+            elif shape.is_whole and not shape.takes_kept:
+                nodes = [node for node in nodes if node.empty >= shape.per_node]
+            heap += [item for node in nodes if (item := self._on_node(shape, node)) is not None]
             heapq.heapify(heap)
+            shape.heap = heap
         elif shape.seen < len(log):
             for node in dict.fromkeys(log[shape.seen :]):
                 item = self._on_node(shape, node)

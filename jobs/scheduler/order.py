@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from jobs.scheduler.fairshare import Shares
 from jobs.scheduler.pool import Pool
 from jobs.scheduler.predict import likely_s, longest_s
-from jobs.scheduler.types import Job, Policy, Request, Snapshot
+from jobs.scheduler.types import Job, Policy, Snapshot
 
 ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
 #: Not at once: without limits, nothing passes a job that is planned for by limits alone, and its cards stand idle.
@@ -40,7 +40,7 @@ Item = tuple[float, float, int, Job]  # (own part of the key, submit, id, job): 
 class WaitingLine:
     """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key. ``first`` and ``add``: the owner's."""
 
-    __slots__ = ("add", "at", "first", "is_stale", "items", "priority", "project", "queue", "user")
+    __slots__ = ("add", "at", "first", "is_stale", "items", "past", "priority", "project", "queue", "requests", "user")
 
     def __init__(self, priority: int, user: int, project: int, queue: str) -> None:
         self.priority = priority
@@ -48,9 +48,11 @@ class WaitingLine:
         self.project = project
         self.queue = queue
         self.items: list[Item] = []
+        self.requests: dict[int, int] = {}  # identity of a request -> jobs that ask for it and are not held
         self.at = 0
         self.first: Key = ()
         self.add = 0.0
+        self.past = 0.0  # the part of ``add`` that does not change
         self.is_stale = True
 
 
@@ -138,38 +140,36 @@ class JobQueue:
         adds = self._policy.order != "drf"  # the two parts of the key are added up, or compared one after the other
         lines = self._all_lines
 
-        def key(number: int) -> Key:
+        def key(number: int) -> tuple[Any, ...]:
             line = lines[number]
             if line.is_stale:
                 line.first, line.add = base(line)
                 line.is_stale = False
-            item = line.items[line.at]
-            return (*line.first, line.add + item[0] if adds else line.add, item[1], item[2], number)
+            own, at, job_id, _job = line.items[line.at]
+            return (line.first, line.add + own if adds else line.add, at, job_id, number)
 
         longest = QUIET
         while True:
             # 1. From line to line: the owner's part of a key changes with each placement.
             heap = [key(number) for number, line in enumerate(lines) if line.at < len(line.items)]
-            if not heap:
-                return
             heapq.heapify(heap)
             self._quiet = 0
             while heap and self._quiet < longest:
                 top = heap[0]
-                number = int(top[-1])
+                number = top[-1]
                 line = lines[number]
                 if line.is_stale and (now := key(number)) > top:
                     # Its owner has got something since: keys only grow within a pass.
                     heapq.heapreplace(heap, now)
                     continue
-                job = line.items[line.at][3]
-                line.at += 1
+                self._quiet += 1
+                at = line.at
+                line.at = at + 1
+                yield line.items[at][3]
                 if line.at < len(line.items):
                     heapq.heapreplace(heap, key(number))
                 else:
                     heapq.heappop(heap)
-                self._quiet += 1
-                yield job
             # 2. Nothing has been placed for a while: the rest in one go, until something is.
             if not heap:
                 return
@@ -208,7 +208,6 @@ class JobQueue:
         lengths: dict[int | None, float] = {}  # limit -> logarithm of the likely runtime, where nothing is predicted
         log = math.log
         qos = self._qos
-        held: list[tuple[int, int, Request, int]] = []
         for job in self._snapshot.jobs:
             queue = self.queue_of(job) if has_queues else ""
             priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
@@ -227,22 +226,35 @@ class JobQueue:
                     length = lengths[job.time_limit_s] = log(max(likely_s(job), floor))
                 own = length + at / fold
             line.items.append((own, at, job.id, job))
-            if job.hold is not None:
-                held.append((job.user, job.project, job.request, -1))
+            if job.hold is None:
+                # Equal requests are mostly one object: that saves hashing each.
+                key, requests = id(job.request), line.requests
+                requests[key] = requests.get(key, 0) + 1
         found = [lines[where] for where in sorted(lines)]
-        shares.settle(_waiting(found, held))
+        shares.settle([(line.user, line.project, line.requests) for line in found])
         for line in found:
             line.items.sort()  # no two have one id
+            line.past = shares.log_past(line.user, line.project)
         return found
 
     def _base_of(self, shares: Shares) -> Callable[[WaitingLine], tuple[Key, float]]:
         """The owner's part of a job's key."""
         order = self._policy.order
+
+        users, projects = shares.users, shares.projects if shares.has_projects else None
+        power = self._policy.load_power
+
+        def load(line: WaitingLine) -> float:
+            present = users.load(line.user)
+            if projects is not None:
+                present = max(present, projects.load(line.project))
+            return line.past + power * present
+
         if order == "fair":
-            return lambda line: ((-line.priority,), shares.log_weight(line.user, line.project))
+            return lambda line: ((-line.priority,), load(line))
         if order == "drf":
             return lambda line: ((-line.priority,), shares.dominant_share(line.user) / self._queue_weight(line.queue))
-        return lambda line: ((-line.priority, self._queue_load(shares, line.queue)), shares.log_weight(line.user, line.project))
+        return lambda line: ((-line.priority, self._queue_load(shares, line.queue)), load(line))
 
     def _queue_weight(self, name: str) -> float:
         queue = self._guaranteed.get(name)
@@ -254,17 +266,19 @@ class JobQueue:
 
     # What the pass asks
 
-    def placed(self, job: Job) -> None:
+    def placed(self, job: Job, cards: float) -> None:
+        """``cards``: what ``Shares.cards`` says of its request."""
         self._is_served |= job is self._first
         self._quiet = 0
-        if self.shares is None:
+        shares = self.shares
+        if shares is None:
             return
         queue = self.queue_of(job)
-        self.shares.take(job.user, job.project, queue, job.request)
+        shares.take(job, queue, cards)
         # Whose keys have grown.
         for line in self._by_user[job.user]:
             line.is_stale = True
-        if len(self.shares.projects.wanted) > 1 or self._policy.order == "capacity":
+        if shares.has_projects or self._policy.order == "capacity":
             for line in self._all_lines:
                 if line.project == job.project or line.queue == queue:
                     line.is_stale = True
@@ -272,7 +286,7 @@ class JobQueue:
     def must_leave(self, job: Job) -> bool:
         """Whether an owner at its fair share leaves free cards to those below theirs (fair, capacity): a long job can't be taken back."""
         shares = self.shares
-        if shares is None or self._policy.order == "drf" or job is self._first or likely_s(job) <= self._policy.borrow_s:
+        if likely_s(job) <= self._policy.borrow_s or shares is None or self._policy.order == "drf" or job is self._first:
             return False
         return shares.must_leave(job.user, job.request)
 
@@ -293,14 +307,3 @@ class JobQueue:
             return None
         held, most = self.shares.queues.get(name, 0.0), queue.most * self.shares.capacity
         return None if held + self.shares.cards(job.request) <= most + 1e-6 else (name, held, most)
-
-
-def _waiting(lines: Iterable[WaitingLine], held: Iterable[tuple[int, int, Request, int]]) -> Iterator[tuple[int, int, Request, int]]:
-    """(user, project, request, jobs): what is waited for; ``held`` is taken off again."""
-    for line in lines:
-        requests = [item[3].request for item in line.items]
-        # Equal requests are mostly one object: that saves hashing each.
-        by_id = dict(zip(map(id, requests), requests, strict=True))
-        for key, times in Counter(map(id, requests)).items():
-            yield line.user, line.project, by_id[key], times
-    yield from held

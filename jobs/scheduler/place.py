@@ -68,7 +68,14 @@ class Placer:
             return self._why_no_nodes(request)
         nodes = self.pool.views()
         looks = self.pool.cards_seen(request)
-        return binding_reason(request, nodes, looks, per_node=cards_per_node(request), nodes_needed=request.nodes)
+        return binding_reason(
+            request,
+            nodes,
+            looks,
+            per_node=cards_per_node(request),
+            nodes_needed=request.nodes,
+            counts=self.pool.look_counts if self.pool.all_take_work else None,
+        )
 
     # Jobs without cards and without a say on the host
 

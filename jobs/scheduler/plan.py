@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
+from jobs.scheduler.making import refusal_made
 from jobs.scheduler.order import JobQueue
 from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
@@ -50,10 +51,11 @@ def _collector_paused() -> Iterator[None]:
 class _Asked:
     """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards."""
 
-    __slots__ = ("failed", "failed_kept", "has_cards", "shape", "shape_kept", "until", "version")
+    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "shape", "shape_kept", "until", "version")
 
-    def __init__(self, request: Request, placer: Placer) -> None:
+    def __init__(self, request: Request, placer: Placer, queue: JobQueue) -> None:
         self.has_cards = request.gpu_count > 0
+        self.cards = 0.0 if queue.shares is None else queue.shares.cards(request)
         self.shape = placer.shape(request)
         self.shape_kept = placer.shape(request, takes_kept=True)
         self.failed: Reason | None = None
@@ -78,21 +80,28 @@ class _Pass:
         placements: list[Placement] = []
         refusals: list[Refusal] = []
         position = 1
-        by_object, queue, ends = self._by_object, self.queue, self.ends
+        by_object, queue, ends, kept = self._by_object, self.queue, self.ends, self.reservations.kept
         for job in queue:
             if job.hold is not None:
-                refusals.append(Refusal(job=job.id, reason=Reason(code=job.hold, params=job.hold_params), position=position))
+                refusals.append(refusal_made(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
             asked = by_object.get(id(job.request)) or self._asked_of(job.request)
-            outcome = asked.failed_kept or self._try(job, asked)
-            if isinstance(outcome, Placement):
-                placements.append(outcome)
-                queue.placed(job)
-                if asked.has_cards:
-                    ends.add(job)
-                continue
+            outcome = asked.failed_kept
+            if outcome is None:
+                until = asked.until
+                if asked.failed is not None and asked.version == len(kept) and (until is None or ends.job_end(job) > until):
+                    outcome = asked.failed
+                else:
+                    tried = self._try(job, asked)
+                    if isinstance(tried, Placement):
+                        placements.append(tried)
+                        queue.placed(job, asked.cards)
+                        if asked.has_cards:
+                            ends.placed[job.id] = job
+                        continue
+                    outcome = tried
             never = outcome.code in reasons.NEVER
-            refusals.append(Refusal(job=job.id, reason=outcome, position=position, never=never))
+            refusals.append(refusal_made(job.id, outcome, position, never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
             if not never:
                 position += 1
@@ -101,22 +110,19 @@ class _Pass:
     def _asked_of(self, request: Request) -> _Asked:
         found = self._asked.get(request)
         if found is None:
-            found = self._asked[request] = _Asked(request, self.placer)
+            found = self._asked[request] = _Asked(request, self.placer, self.queue)
         self._by_object[id(request)] = found
         return found
-
-    def _until(self, request: Request, asked: _Asked) -> float | None:
-        made = len(self.reservations.kept)
-        if asked.version != made:
-            asked.until = self.reservations.until(self.placer.pool.needs(request)) if asked.has_cards else None
-            asked.version = made
-        return asked.until
 
     def _try(self, job: Job, asked: _Asked) -> Placement | Reason:
         """Call only while ``asked.failed_kept`` is None."""
         request = job.request
         # 1. May it use kept cards? If not, what failed before fails again.
-        until = self._until(request, asked)
+        made = len(self.reservations.kept)
+        if asked.version != made:
+            asked.until = self.reservations.until(self.placer.pool.needs(request)) if asked.has_cards else None
+            asked.version = made
+        until = asked.until
         passes = until is not None and self.ends.job_end(job) <= until
         if not passes and asked.failed is not None:
             return asked.failed
@@ -146,8 +152,7 @@ class _Pass:
         return self.placer.why(request) if self.explain else UNEXPLAINED
 
     def _no_room(self, job: Job) -> Reason | None:
-        full = self.queue.queue_room(job)
-        if full is not None:
+        if self.policy.order == "capacity" and (full := self.queue.queue_room(job)) is not None:
             name, held, most = full
             return Reason(code=reasons.QUEUE_FULL, params={"queue": name, "held": round(held, 2), "most": round(most, 2)})
         if self.queue.must_leave(job):

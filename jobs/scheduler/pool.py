@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from jobs.scheduler.binding import CardView, NodeView
 from jobs.scheduler.fragmentation import Mix, State, mix_of
+from jobs.scheduler.making import grant_made, placement_made, rank_made
 from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
 from jobs.scheduler.never import Inventory, NodeTraits, kind_of
 from jobs.scheduler.score import STRATEGIES, card_score, is_strained, node_score
 from jobs.scheduler.topology import Nearness, pair_nearness
-from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot
+from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, Reason, Request, Slice, Snapshot
 
 if TYPE_CHECKING:
     from jobs.scheduler.shapes import Candidate, Shape
@@ -36,11 +37,12 @@ Look = tuple[int, int, int, int, int | None, bool, str]
 
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off.
-    ``at``: the place of its node in ``Pool.nodes``; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none."""
+    ``at``: the place of its node in ``Pool.nodes``; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none;
+    ``look``: the number of how it looks, -1 = to be looked at again."""
 
     __slots__ = (
-        "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node_points", "points",
-        "slices_before", "strained",
+        "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "look", "node_points",
+        "points", "slices_before", "strained",
     )  # fmt: skip
 
     def __init__(self, gpu: Gpu, at: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int, points: float) -> None:
@@ -53,6 +55,7 @@ class PoolCard:
         self.is_open = False
         self.aside_for: int | None = None
         self.bucket = -1
+        self.look = -1
         self.points: float | None = None
         self.node_points = points
         self.strained: bool | None = None
@@ -80,10 +83,6 @@ class PoolCard:
             strained = self.strained = is_strained(self.gpu, live=len(self.slices_before))
         return strained
 
-    def look(self) -> Look:
-        gpu = self.gpu
-        return (self.kind, self.free_mib, self.live, self.foreign_mib, self.aside_for, gpu.is_schedulable, gpu.state)
-
     @property
     def slices(self) -> Sequence[Slice]:
         """All that lives on the card now, what this pass has placed included."""
@@ -91,14 +90,6 @@ class PoolCard:
             return self.slices_before
         gpu = self.gpu.id
         return [*self.slices_before, *(Slice(gpu=gpu, mib=mib, exclusive=whole, job=job) for job, mib, whole in self.added)]
-
-    def take(self, job: int, mib: int, *, exclusive: bool) -> None:
-        if self.added is None:
-            self.added = [(job, mib, exclusive)]
-        else:
-            self.added.append((job, mib, exclusive))
-        self.live += 1
-        self.free_mib -= mib
 
 
 class PoolNode:
@@ -108,7 +99,7 @@ class PoolNode:
     """
 
     __slots__ = (
-        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_uniform", "memory_mib", "node", "ranked", "ranked_version",
+        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_seen", "is_uniform", "kept", "memory_mib", "node", "ranked",
         "version", "version_empties", "view",
     )  # fmt: skip
 
@@ -123,9 +114,10 @@ class PoolNode:
         self.cpu_milli, self.memory_mib = host_free(node)
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
-        self.view: NodeView | None = None  # None = to be looked at again
-        self.ranked: list[tuple[bool, float, int, int, PoolCard]] = []  # see ``empties``
-        self.ranked_version = -1
+        self.kept = 0  # cards that are kept for a waiting job
+        self.view: NodeView | None = None
+        self.is_seen = False  # whether ``view`` is how it looks now
+        self.ranked: list[tuple[bool, float, int, int, PoolCard]] | None = None  # see ``empties``
         self._near: tuple[Nearness | None, float] | None = None
 
     @property
@@ -138,16 +130,18 @@ class PoolNode:
 
     def empties(self) -> list[tuple[bool, float, int, int, PoolCard]]:
         """Its empty cards, those that are kept included, the best first: (strained, -score, index, id, card)."""
-        if self.ranked_version != self.version_empties:
-            self.ranked_version = self.version_empties
-            self.ranked = sorted(
+        ranked = self.ranked
+        if ranked is None:
+            ranked = self.ranked = sorted(
                 [
                     (card.is_strained(), -card.score(), card.gpu.index, card.gpu.id, card)
                     for card in self.cards
                     if card.live == 0 and card.is_open and not card.foreign_mib
                 ]
             )
-        return self.ranked
+        else:
+            ranked = self.ranked = [item for item in ranked if not item[4].live]
+        return ranked
 
     def near(self) -> tuple[Nearness | None, float]:
         if self._near is None:
@@ -167,6 +161,7 @@ class Pool:
         self.policy = policy
         self.nodes: list[PoolNode] = []
         self.card_of: dict[int, PoolCard] = {}  # by the id of the card
+        self.all_take_work = True
         self.capacity = 0  # cards that are in service on nodes that take work
         self.kinds: list[Gpu] = []  # one sample of each kind …
         self.kind_nodes: list[Node] = []  # … and of the node it is on
@@ -177,16 +172,17 @@ class Pool:
         self._needs: dict[int, list[Need | Reason]] = {}
         self._mix: Mix | None = None
         self._look_numbers: dict[Look, int] = {}
+        self.look_counts: list[int] = []  # how many cards have each look; those that are to be looked at again are in none
         self._looks: list[tuple[Gpu, int, int, int, int, int | None]] = []  # what CardView wants to know of each look
         self._known_mix = snapshot.mix
         # Equal requests are mostly one object: counting objects first saves hashing each.
         requests = [*map(_request_of, snapshot.jobs)]
-        by_id = dict(zip(map(id, requests), requests, strict=True))
+        self.by_identity = dict(zip(map(id, requests), requests, strict=True))
         self.requests: Counter[Request] = Counter()
         self._numbers: dict[int, int] = {}  # by the request's identity; the snapshot keeps the objects alive
         self._number_of: dict[Request, int] = {}
         for key, times in Counter(map(id, requests)).items():
-            request = by_id[key]
+            request = self.by_identity[key]
             self.requests[request] += times
             self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
         self._traits = NodeTraits(self.requests)
@@ -206,6 +202,7 @@ class Pool:
             item = PoolNode(node, at)
             self.nodes.append(item)
             takes_work = node.takes_work
+            self.all_take_work &= takes_work
             points = node_score(node)
             kind_at = kinds_at.setdefault(self._traits.of(node), {})
             first_kind = -1
@@ -288,21 +285,27 @@ class Pool:
 
     def views(self) -> list[NodeView]:
         """The nodes as any request sees them now; ``looks`` are of ``cards_seen``."""
-        return [item.view or self._view(item) for item in self.nodes]
+        return [item.view if item.is_seen and item.view is not None else self._view(item) for item in self.nodes]
 
     def _view(self, item: PoolNode) -> NodeView:
-        numbers, looks = self._look_numbers, []
         for card in item.cards:
-            look = card.look()
-            number = numbers.get(look)
-            if number is None:
-                number = numbers[look] = len(numbers)
-                free = max(card.free_mib + card.foreign_mib, 0)
-                self._looks.append((card.gpu, card.kind, free, card.foreign_mib, card.live, card.aside_for))
-            looks.append(number)
-        node = item.node
-        gpus = [card.gpu for card in item.cards]
-        view = item.view = NodeView(node.name, node.refusal, node.takes_work, gpus, looks, item.cpu_milli, item.memory_mib)
+            if card.look < 0:
+                gpu = card.gpu
+                look = (card.kind, card.free_mib, card.live, card.foreign_mib, card.aside_for, gpu.is_schedulable, gpu.state)
+                number = self._look_numbers.get(look)
+                if number is None:
+                    number = self._look_numbers[look] = len(self._looks)
+                    free = max(card.free_mib + card.foreign_mib, 0)
+                    self._looks.append((gpu, card.kind, free, card.foreign_mib, card.live, card.aside_for))
+                    self.look_counts.append(0)
+                card.look = number
+                self.look_counts[number] += 1
+        view, node = item.view, item.node
+        if view is None:
+            view = item.view = NodeView(node.name, node.refusal, node.takes_work, [card.gpu for card in item.cards])
+        view.looks = [card.look for card in item.cards]
+        view.cpu_milli, view.memory_mib = item.cpu_milli, item.memory_mib
+        item.is_seen = True
         return view
 
     def cards_seen(self, request: Request) -> list[CardView]:
@@ -320,17 +323,17 @@ class Pool:
         for index, item in enumerate(sets):
             grants = tuple([self._take(job, shape, item.node, card) for card in item.cards])
             self._changed(item.node, shape)
-            ranks.append(RankPlacement(index=index, node=item.node.node.id, grants=grants))
-        return Placement(job=job, ranks=tuple(ranks))
+            ranks.append(rank_made(index, item.node.node.id, grants))
+        return placement_made(job, tuple(ranks))
 
     def place_one(self, job: int, shape: Shape, card: PoolCard) -> Placement:
         """Take one card, for a shape that asks nothing of the host."""
         node = self.nodes[card.at]
         grants = (self._take(job, shape, node, card),)
         node.version += 1
-        node.view = None
+        node.is_seen = False
         self.log.append(node)
-        return Placement(job=job, ranks=(RankPlacement(index=0, node=node.node.id, grants=grants),))
+        return placement_made(job, (rank_made(0, node.node.id, grants),))
 
     def _changed(self, node: PoolNode, shape: Shape) -> None:
         request = shape.request
@@ -344,22 +347,31 @@ class Pool:
             node.version_empties += 1
             self.log_empties.append(node)
         node.version += 1
-        node.view = None
+        node.is_seen = False
         self.log.append(node)
 
     def _take(self, job: int, shape: Shape, node: PoolNode, card: PoolCard) -> Grant:
-        need = shape.needs[card.kind]
-        mib = need.take(free_mib=card.free_mib, live=card.live) if isinstance(need, Need) else None
-        if mib is None or not isinstance(need, Need):
+        need, free, live = shape.needs[card.kind], card.free_mib, card.live
+        if not isinstance(need, Need) or live >= need.max_live or free < need.least_mib:
             raise AssertionError(f"card {card.gpu.id} was offered to job {job} without room")
+        exclusive = need.exclusive
+        mib = need.mib if exclusive or need.mib < free else free  # as Need.take says
         self.moved.append(card)
-        if card.live == 0:
-            if card.is_empty():
+        if live == 0:
+            if card.aside_for is None and not card.foreign_mib and card.is_open:
                 node.empty -= 1
             node.version_empties += 1
             self.log_empties.append(node)
-        card.take(job, mib, exclusive=need.exclusive)
-        return Grant(gpu=card.gpu.id, mib=mib, exclusive=need.exclusive)
+        if card.added is None:
+            card.added = [(job, mib, exclusive)]
+        else:
+            card.added.append((job, mib, exclusive))
+        card.live = live + 1
+        card.free_mib = free - mib
+        if card.look >= 0:
+            self.look_counts[card.look] -= 1
+            card.look = -1
+        return grant_made(card.gpu.id, mib, exclusive)
 
     def set_aside(self, cards: Iterable[PoolCard], job: int) -> None:
         """Keep the cards for a job that waits for them: no later job gets them, but for one whose shape takes kept cards."""
@@ -367,11 +379,15 @@ class Pool:
             node = self.nodes[card.at]
             if card.is_empty():
                 node.empty -= 1
+            node.kept += card.aside_for is None
             card.aside_for = job
+            if card.look >= 0:
+                self.look_counts[card.look] -= 1
+                card.look = -1
             self.kept_kinds.add(card.kind)
             node.version += 1
             node.version_empties += 1
-            node.view = None
+            node.is_seen = False
             self.moved.append(card)
             self.log.append(node)
             self.log_empties.append(node)

@@ -46,11 +46,12 @@ class Bucket:
 
 
 class Offer:
-    """A bucket as one shape sees it: ``weight`` of its fragmentation score, and its first card with that card's ``key``."""
+    """A bucket as one request sees it: its level, ``weight`` of its fragmentation score, and its first card with that card's ``key``."""
 
-    __slots__ = ("bucket", "item", "key", "weight")
+    __slots__ = ("bucket", "item", "key", "level", "weight")
 
-    def __init__(self, weight: float, bucket: Bucket) -> None:
+    def __init__(self, level: Level, weight: float, bucket: Bucket) -> None:
+        self.level = level
         self.weight = weight
         self.bucket = bucket
         self.item: tuple[float, int, int, int, PoolCard] | None = None
@@ -61,15 +62,17 @@ class Shape:
     """One distinct request within the pass: its needs by card kind, and its candidates."""
 
     __slots__ = (
-        "avoid", "by_card", "by_empties", "has_host", "heap", "is_plain_cpu", "is_valid", "is_whole", "known", "levels", "needs", "order",
-        "per_node", "request", "seen", "step", "takes_kept", "wide",
+        "avoid", "by_card", "by_empties", "has_host", "heap", "is_plain_cpu", "is_valid", "is_whole", "judged", "levels", "needs", "order",
+        "per_node", "plain", "request", "seen", "step", "takes_kept", "wide",
     )  # fmt: skip
 
-    def __init__(self, request: Request, avoid: frozenset[int], needs: list[Need | Reason], *, takes_kept: bool) -> None:
+    def __init__(self, request: Request, avoid: frozenset[int], needs: list[Need | Reason], plain: Shape | None) -> None:
+        """``plain``: the same but for kept cards, which are good for this one as well."""
         self.request = request
         self.avoid = avoid
         self.needs = needs
-        self.takes_kept = takes_kept
+        self.plain = plain
+        self.takes_kept = plain is not None
         self.is_valid = request_error(request) is None
         self.per_node = cards_per_node(request) if self.is_valid else 0
         self.has_host = bool(request.cpu_milli or request.host_mem_mib)
@@ -78,14 +81,15 @@ class Shape:
         self.by_card = self.is_valid and self.per_node == 1 and request.nodes == 1 and not avoid and not self.has_host
         self.by_empties = self.is_whole and self.per_node > 0 and not self.has_host  # only changes of empty cards matter
         self.seen = 0
-        self.step: dict[State, Effect | None] = {}
+        self.step: dict[State, Effect | None] = {} if plain is None else plain.step
         # By card: buckets by level.
-        self.levels: dict[Level, list[Offer]] = {}
+        self.levels: dict[Level, dict[int, Offer]] = {}
         self.order: list[Level] = []
-        self.known: set[int] = set()
+        self.judged: dict[int, Offer | None] = {} if plain is None else plain.judged  # by number of the bucket; None = of no use
         # By node.
         self.heap: list[Candidate] | None = None
-        self.wide: dict[tuple[State, int, int], int] = {}  # (state, host class, empty cards) -> packing class
+        # (state, host class, empty cards) -> packing class
+        self.wide: dict[tuple[State, int, int], int] = {} if plain is None else plain.wide
 
 
 class Losses:
