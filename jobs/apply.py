@@ -29,7 +29,7 @@ from jobs.scheduler import types as core
 from jobs.scheduler.reasons import HELD
 from jobs.services.moves import CHUNK, jobs_move
 from nodes.models import Gpu
-from quotas.counters import CardsCount
+from quotas.counters import Counters
 from quotas.sql import rows_insert, rows_update
 
 #: So many placements a transaction: it stays short, and a long plan lets syncs in between.
@@ -73,7 +73,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     for part in snapshot.slices_read(gpu_ids=gpus):
         taken[part.gpu].append(part)
     policy = snapshot.policy_current()
-    cards = CardsCount(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
+    counters = Counters(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
 
     # 2. Keep the placements that still hold, each seen after those before it.
     good: list[core.Placement] = []
@@ -82,7 +82,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         if job is None or not _still_fits(job, placed, nodes, taken, policy):
             continue
         count = sum(len(rank.grants) for rank in placed.ranks)
-        if not cards.take(user=job.owner_id, project=job.project_id, n=count):
+        if not counters.cards_take(user=job.owner_id, project=job.project_id, n=count):
             continue  # the next pass says so: the quota is read into its snapshot
         _take(job, placed, nodes, taken)
         good.append(placed)
@@ -91,7 +91,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
 
     # 3. Take the memory and count the cards: a conditional UPDATE each.
     _cards_take(grant for placed in good for rank in placed.ranks for grant in rank.grants)
-    if not cards.save():
+    if not counters.save():
         raise _Changed
 
     # 4. Move the jobs and write attempts, ranks and slices in bulk.
@@ -172,8 +172,7 @@ def _rows_insert(
     addresses: dict[int, str],
     now: datetime,
 ) -> None:
-    # As jobs_move counts: above the job's own epoch and above the floor of a restore.
-    epochs = [max(jobs[placed.job].epoch, jobs[placed.job].epoch_floor) + 1 for placed in placements]
+    epochs = [jobs[placed.job].epoch for placed in placements]  # jobs_move has raised them
     attempts = rows_insert(
         Attempt, [{"job_id": placed.job, "epoch": epoch, "created_at": now} for placed, epoch in zip(placements, epochs, strict=True)]
     )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 import redis
-from django.db import transaction
+from django.db import connection, transaction
 
 from nodes import live, telemetry
 
@@ -21,7 +21,8 @@ LIVE_BURST = 200
 
 def pass_nudge() -> None:
     """Asks for a scheduling pass after the commit; many nudges before it starts make one pass."""
-    transaction.on_commit(_pass_send)
+    if not any(hook[1] is _pass_send for hook in connection.run_on_commit):
+        transaction.on_commit(_pass_send)
 
 
 def _pass_send() -> None:
@@ -46,16 +47,27 @@ def pass_begun() -> None:
             log.debug("pass key stays: %s", error)
 
 
-def jobs_changed(ids: Sequence[int]) -> None:
-    """Tells the watchers of these jobs, after the commit."""
-    ids = list(ids)
+class _JobsTell:
+    """The hook of one transaction that tells of all its jobs."""
 
-    def send() -> None:
-        for pk in ids[:LIVE_BURST]:
+    def __init__(self) -> None:
+        self.ids: dict[int, None] = {}
+
+    def __call__(self) -> None:
+        for pk in list(self.ids)[:LIVE_BURST]:
             live.publish(f"job.{pk}", {"job": pk})
-        live.publish("pool", {"jobs": len(ids)})
+        live.publish("pool", {"jobs": len(self.ids)})
 
-    transaction.on_commit(send)
+
+def jobs_changed(ids: Sequence[int]) -> None:
+    """Tells the watchers of these jobs, after the commit, once however often one has changed."""
+    tell = next((hook[1] for hook in connection.run_on_commit if isinstance(hook[1], _JobsTell)), None)
+    if tell is None:
+        tell = _JobsTell()
+        tell.ids.update(dict.fromkeys(ids))
+        transaction.on_commit(tell)
+    else:
+        tell.ids.update(dict.fromkeys(ids))
 
 
 def nodes_nudge(node_ids: Iterable[int]) -> None:

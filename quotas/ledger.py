@@ -2,79 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
 
-from django.db import transaction
-from django.db.models import F
-
-from quotas import calendar
-from quotas.models import LedgerEntry, Project, Quota, User
-from quotas.services import quota_for, quota_for_project
+from quotas.counters import Counters
+from quotas.models import LedgerEntry
+from quotas.sql import rows_insert
 
 
-@transaction.atomic
-def charge(
-    *,
-    slice_id: int,
-    job_id: int,
-    user: User | int,
-    project: Project | int,
-    gpu_model: str,
-    share: float,
-    mib: int,
-    started_at: datetime,
-    ended_at: datetime,
-) -> bool:
-    """Charge one slice for the time it was ACTIVE; True if this call wrote it, False if it was charged before.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """One slice, for the time that it was ACTIVE. ``share`` in 0–1; 1 = the whole card."""
 
-    Call in the transaction that moves the slice on, so that a slice is never moved without its charge nor charged
-    without its move. gpu_seconds = share (0–1; 1 = whole card) × (ended_at − started_at), never negative.
-    A time that crosses a month's end (installation's zone) counts to the quota of each month with its part.
-    Raises ValueError if the share is not in 0–1.
+    slice_id: int
+    job_id: int
+    user: int
+    project: int
+    gpu_model: str
+    share: float
+    mib: int
+    started_at: datetime
+    ended_at: datetime
+
+    @property
+    def seconds(self) -> float:
+        """Never negative: a clock that was set back between the two must not give time away, nor break the end of the job."""
+        return max(0.0, (self.ended_at - self.started_at).total_seconds())
+
+
+def charge(charges: Sequence[Charge], counters: Counters) -> list[int]:
+    """Writes each slice's charge unless it was charged before, and counts it; returns the slices that this call charged.
+
+    Call in the transaction that moves the slices on, so that a slice is never moved without its charge nor charged without its
+    move; ``counters.save()`` is the caller's. gpu_seconds = share × seconds. A time that crosses a month's end (installation's
+    zone) counts to the month of the counter with its part. Raises ValueError if a share is not in 0–1.
     """
-    if not (isfinite(share) and 0 <= share <= 1):
-        raise ValueError(f"share is {share}; expected 0–1")
-    user_id = user if isinstance(user, int) else user.pk
-    project_id = project if isinstance(project, int) else project.pk
-    # A clock that was set back between the two must not give time away, nor break the end of the job.
-    ended_at = max(ended_at, started_at)
-    seconds = (ended_at - started_at).total_seconds()
-    _, is_new = LedgerEntry.objects.get_or_create(
-        slice_id=slice_id,
-        defaults={
-            "job_id": job_id,
-            "user_id": user_id,
-            "project_id": project_id,
-            "gpu_model": gpu_model[:120],
-            "share": share,
-            "mib": mib,
-            "started_at": started_at,
-            "ended_at": ended_at,
-            "seconds": seconds,
-            "gpu_seconds": share * seconds,
-        },
-    )
-    if is_new and share * seconds > 0:
-        rows = [quota_for(user_id, now=ended_at)]
-        if (of_project := quota_for_project(project_id, now=ended_at)) is not None:
-            rows.append(of_project)
-        for row in rows:
-            _usage_add(quota=row, share=share, started_at=started_at, ended_at=ended_at)
-    return is_new
-
-
-def _usage_add(*, quota: Quota, share: float, started_at: datetime, ended_at: datetime) -> None:
-    """Add to the counter only what falls into the month that the counter is for: a late charge of an old month adds
-    nothing to this one, and one that began last month adds its part since local midnight of the first."""
-    for _ in range(3):
-        month = quota.period_start
-        if month is None:  # quota_for set it; only an admin could have emptied it since
-            return
-        begin = max(started_at, calendar.month_begin(month))
-        end = min(ended_at, calendar.month_begin(calendar.month_next(month)))
-        gpu_s = share * max(0.0, (end - begin).total_seconds())
-        # The month is part of the condition: if another transaction began a new one meanwhile, the part is worked out anew.
-        if gpu_s == 0 or Quota.objects.filter(pk=quota.pk, period_start=month).update(used_gpu_s=F("used_gpu_s") + gpu_s):
-            return
-        quota.refresh_from_db(fields=("period_start",))
+    for one in charges:
+        if not (isfinite(one.share) and 0 <= one.share <= 1):
+            raise ValueError(f"share is {one.share}; expected 0–1")
+    rows = [
+        {
+            "slice_id": one.slice_id,
+            "job_id": one.job_id,
+            "user_id": one.user,
+            "project_id": one.project,
+            "gpu_model": one.gpu_model[:120],
+            "share": one.share,
+            "mib": one.mib,
+            "started_at": one.started_at,
+            "ended_at": max(one.ended_at, one.started_at),
+            "seconds": one.seconds,
+            "gpu_seconds": one.share * one.seconds,
+        }
+        for one in charges
+    ]
+    new = set(rows_insert(LedgerEntry, rows, once="slice_id"))
+    for one in charges:
+        if one.slice_id in new and one.share * one.seconds > 0:
+            counters.use(user=one.user, project=one.project, share=one.share, started_at=one.started_at, ended_at=one.ended_at)
+    return sorted(new)

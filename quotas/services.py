@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
@@ -87,14 +87,6 @@ def quota_job_admit(
             raise refusal_of(quota, now=now) or _exceeded("active_jobs", quota, used=quota.active_jobs, limit=quota.max_active_jobs)
 
 
-def quotas_lock(*, users: Iterable[int], projects: Iterable[int]) -> None:
-    """Take the rows' locks now, in the one order that everybody uses: users by id, then projects by id. For a transaction
-    that will count for several owners: two that met crosswise would be a deadlock. Nothing where rows have no locks."""
-    if connection.features.has_select_for_update:
-        rows = Quota.objects.select_for_update().filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects)))
-        list(rows.order_by(F("project_id").asc(nulls_first=True), "user_id").values_list("pk"))
-
-
 def quota_jobs_done(owners: Iterable[tuple[int, int | None]]) -> None:
     """``quota_job_done`` for many jobs, as (user id, project id) pairs. Rows are taken in id order, users before projects."""
     pairs = list(owners)
@@ -111,18 +103,16 @@ def quota_jobs_done(owners: Iterable[tuple[int, int | None]]) -> None:
 
 def quota_job_done(*, user: User | int, project: Project | int | None = None, count: int = 1) -> None:
     """Give back ``count`` active jobs. Call in the transaction that moves the job to its final state."""
-    _counter_lower(user=user, project=project, field="active_jobs", count=count)
+    if count > 0:
+        # Never under 0: a counter that an admin corrected while jobs ran must not turn the last end into an error.
+        whose = Q(user_id=_pk(user)) if project is None else Q(user_id=_pk(user)) | Q(project_id=_pk(project))
+        Quota.objects.filter(whose).update(active_jobs=Greatest(F("active_jobs") - count, 0))
 
 
 def cards_hold(*, user: int, project: int | None = None, n: int, now: datetime) -> None:
-    """Count ``n`` more held cards whatever the limit: they are in use already. A pass asks ``CardsCount`` instead."""
+    """Count ``n`` more held cards whatever the limit: they are in use already. A pass asks ``Counters`` instead."""
     for quota in _quotas(user=user, project=project, now=now):
         Quota.objects.filter(pk=quota.pk).update(held_cards=F("held_cards") + n)
-
-
-def cards_release(*, user: User | int, project: Project | int | None = None, n: int) -> None:
-    """Give back ``n`` held cards. Call in the transaction that releases the slices."""
-    _counter_lower(user=user, project=project, field="held_cards", count=n)
 
 
 def owner_of(quota: Quota) -> str:
@@ -159,15 +149,6 @@ def _quotas(*, user: User | int, project: Project | int | None, now: datetime) -
     if project is not None and (row := quota_for_project(project, now=now)):
         rows.append(row)
     return rows
-
-
-def _counter_lower(*, user: User | int, project: Project | int | None, field: str, count: int) -> None:
-    if count <= 0:
-        return
-    # Never under 0: a counter that an admin corrected while jobs ran must not turn the last end into an error.
-    lower = {field: Greatest(F(field) - count, 0)}
-    whose = Q(user_id=_pk(user)) if project is None else Q(user_id=_pk(user)) | Q(project_id=_pk(project))
-    Quota.objects.filter(whose).update(**lower)
 
 
 def _pk(thing: User | Project | int) -> int:

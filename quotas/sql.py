@@ -36,29 +36,37 @@ def rows_update(model: type[models.Model], rows: Sequence[Sequence[Any]], *, ass
     return changed
 
 
-def rows_insert(model: type[models.Model], rows: Sequence[Mapping[str, Any]]) -> list[int]:
+def rows_insert(model: type[models.Model], rows: Sequence[Mapping[str, Any]], *, once: str = "") -> list[int]:
     """Inserts ``rows`` (column name → value, all with the same columns) and returns their primary keys, in order.
 
-    Columns that are left out take the model's defaults. On PostgreSQL the rows travel as one JSON text, which costs a quarter of
-    ``bulk_create``; on SQLite it is ``bulk_create``. Times are aware; a NUL in a text is refused by the database, as ever.
+    Columns that are left out take the model's defaults. ``once`` names a unique column: a row whose value there is known already
+    is left out, and that column's values of the others are returned. On PostgreSQL the rows travel as one JSON text, which costs
+    a quarter of ``bulk_create``. Times are aware; a NUL in a text is refused by the database, as ever.
     """
     if not rows:
         return []
-    if connection.vendor != "postgresql":
-        return [made.pk for made in model._default_manager.bulk_create(model(**row) for row in rows)]
     name = connection.ops.quote_name
-    table, key = name(model._meta.db_table), name(model._meta.pk.column)
     fields = [field for field in model._meta.concrete_fields if not field.primary_key]
-    given = rows[0].keys()
-    constant = {field.column: field.get_default() for field in fields if field.column not in given}
-    text = json.dumps([{**constant, **row} for row in rows], cls=_Encoder, separators=(",", ":"), ensure_ascii=False)
+    constant = {field.column: field.get_default() for field in fields if field.column not in rows[0]}
     columns = ", ".join(name(field.column) for field in fields)
+    table, wanted = name(model._meta.db_table), name(once or model._meta.pk.column)
+    after = f"{f'ON CONFLICT ({wanted}) DO NOTHING ' if once else ''}RETURNING {wanted}"
+    made: list[int] = []
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"INSERT INTO {table} ({columns}) SELECT {columns} FROM json_populate_recordset(NULL::{table}, %s::json) RETURNING {key}",  # noqa: S608
-            [text],
-        )
-        return [int(pk) for (pk,) in cursor.fetchall()]
+        if connection.vendor == "postgresql":
+            text = json.dumps([{**constant, **row} for row in rows], cls=_Encoder, separators=(",", ":"), ensure_ascii=False)
+            source = f"SELECT {columns} FROM json_populate_recordset(NULL::{table}, %s::json)"  # noqa: S608
+            cursor.execute(f"INSERT INTO {table} ({columns}) {source} {after}", [text])
+            made += [int(value) for (value,) in cursor.fetchall()]
+        else:
+            step = PARAMETERS // len(fields)
+            mark = f"({', '.join(['%s'] * len(fields))})"
+            for start in range(0, len(rows), step):
+                chunk = [{**constant, **row} for row in rows[start : start + step]]
+                values = [field.get_db_prep_save(row[field.column], connection) for row in chunk for field in fields]
+                cursor.execute(f"INSERT INTO {table} ({columns}) VALUES {', '.join([mark] * len(chunk))} {after}", values)  # noqa: S608
+                made += [int(value) for (value,) in cursor.fetchall()]
+    return made
 
 
 class _Encoder(DjangoJSONEncoder):

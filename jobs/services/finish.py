@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +15,7 @@ from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fe
 from jobs.models import Attempt, Job, Rank
 from jobs.notify import pass_nudge
 from jobs.services.moves import jobs_move
+from quotas.counters import Counters
 
 #: A launch that failed for these is the user's to mend: another node would say the same.
 USERS_LAUNCH_ERRORS = frozenset({"exec", "workdir", "user", "spec"})
@@ -92,11 +94,20 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
 
     Call inside a transaction. The attempt's row is swapped from live to ended, so that of two callers one acts.
     """
-    Job.objects.select_for_update().filter(pk=attempt.job_id).values_list("pk").first()  # the lock
+    job = Job.objects.select_for_update().get(pk=attempt.job_id)
     ranks = list(Rank.objects.filter(attempt=attempt).select_related("node").order_by("index"))
+    fresh = Attempt.objects.get(pk=attempt.pk)
+    fresh.job = job
+    return attempt_finish(fresh, ranks, now=now, patience_s=patience_s)
+
+
+def attempt_finish(
+    attempt: Attempt, ranks: Sequence[Rank], *, now: datetime, patience_s: float = 60.0, counters: Counters | None = None
+) -> bool:
+    """``attempt_maybe_finish`` on rows that this transaction has read under the job's lock and kept up to date: the attempt with
+    its job, and all its ranks in order, with their nodes."""
     if any(rank.observed not in RANK_FINAL for rank in ranks) or not _logs_complete(ranks, now=now, patience_s=patience_s):
         return False
-    attempt = Attempt.objects.select_related("job").get(pk=attempt.pk)
     job = attempt.job
     if job.is_restored and (len(ranks) < job.nodes or any(rank.exit_cause in UNSURE for rank in ranks)):
         return False  # a node that was not heard yet may hold another part of it, or a later attempt (services/restore.py)
@@ -108,7 +119,8 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
     )
     if not ended:
         return False
-    _job_settle(job, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None))
+    attempt.ended_at = now
+    _job_settle(job, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None), counters=counters)
     ranks_forget(attempt)
     pass_nudge()
     return True
@@ -121,26 +133,28 @@ def ranks_forget(attempt: Attempt) -> None:
     ).update(desired=Want.FORGET)
 
 
-def _job_settle(job: Job, *, end: End, now: datetime, started_at: datetime | None) -> None:
+def _job_settle(job: Job, *, end: End, now: datetime, started_at: datetime | None, counters: Counters | None) -> None:
     """``job`` as it is under its lock."""
-    if job.state == JobState.STARTING and end.reason in (EndReason.COMPLETED, EndReason.NONZERO_EXIT):
-        # It came and went between two reports: its RUNNING is recorded all the same, so that events replay.
-        jobs_move([job.pk], to=JobState.RUNNING, code="running", fields={"started_at": started_at or now})
+    move = functools.partial(jobs_move, [job.pk], locked=[job], counters=counters)
     common: dict[str, Any] = {"end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code}
     params = {"reason": end.reason, **end.params}
+    through: dict[str, Any] = {}
+    begun: dict[str, Any] = {}
+    if job.state == JobState.STARTING and end.reason in (EndReason.COMPLETED, EndReason.NONZERO_EXIT):
+        # It came and went between two reports: its RUNNING is recorded all the same, so that events replay.
+        through, begun = {"via": (JobState.RUNNING, "running")}, {"started_at": started_at or now}
     if end.reason is EndReason.COMPLETED:
-        jobs_move([job.pk], to=JobState.SUCCEEDED, code="succeeded", fields=common)
+        move(to=JobState.SUCCEEDED, code="succeeded", fields={**common, **begun}, **through)
         return
     if end.reason is EndReason.CANCELLED or (job.want_cancel and end.reason in INFRASTRUCTURE):
         common["end_reason"] = EndReason.CANCELLED
         if job.state != JobState.STOPPING:
-            jobs_move([job.pk], to=JobState.STOPPING, code="stopping", params={"reason": EndReason.CANCELLED})
-        jobs_move([job.pk], to=JobState.CANCELLED, code="cancelled", params=params, by=job.cancel_by_id, fields=common)
+            move(to=JobState.STOPPING, code="stopping", params={"reason": EndReason.CANCELLED})
+        move(to=JobState.CANCELLED, code="cancelled", params=params, by=job.cancel_by_id, fields=common)
         return
     again = end.reason in INFRASTRUCTURE and end.can_requeue and job.requeue
     if again and (end.reason is EndReason.PREEMPTED or job.requeues < job.max_requeues):
-        jobs_move(
-            [job.pk],
+        move(
             to=JobState.WAITING,
             code="requeued",
             params=params,
@@ -157,4 +171,5 @@ def _job_settle(job: Job, *, end: End, now: datetime, started_at: datetime | Non
     if again:
         common["end_params"] = {"reason": end.reason, "times": job.requeues + 1, **end.params}
         common["end_reason"] = EndReason.CRASH_LIMIT
-    jobs_move([job.pk], to=JobState.FAILED, code="failed", params={**params, "reason": common["end_reason"]}, fields=common)
+    failed = {**params, "reason": common["end_reason"]}
+    move(to=JobState.FAILED, code="failed", params=failed, fields={**common, **begun}, **through)

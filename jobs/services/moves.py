@@ -13,6 +13,7 @@ from django.utils import timezone
 from jobs.lifecycle import FINAL, InvalidTransition, JobState, sources
 from jobs.models import Job, JobEvent
 from jobs.notify import jobs_changed
+from quotas.counters import Counters
 from quotas.services import quota_jobs_done
 from quotas.sql import rows_insert
 
@@ -31,31 +32,40 @@ def jobs_move(
     expect: JobState | None = None,
     epoch_step: int = 0,
     epoch_to: int | None = None,
+    via: tuple[JobState, str] | None = None,
     locked: Iterable[Job] = (),
+    counters: Counters | None = None,
 ) -> list[int]:
     """Moves those of ``ids`` that may move to ``to``; returns the ids that moved, in order.
 
     ``fields`` are set in the same statement. ``per_job`` adds to the event's params for one job. ``expect`` allows one
     old state only. ``epoch_step`` 1 begins a new attempt's epoch, above the job's floor; ``epoch_to`` takes one that a node
-    already runs. ``locked`` are jobs that this transaction has read under their lock and not changed since: they are not
-    read again. A job in any other state, or already final, is left
-    alone: the caller compares what came back. A move to a final state gives back the owner's place among the active
-    jobs. Locks the rows on PostgreSQL.
+    already runs. ``via`` (state, code): a job that can move to that state goes through it, with an event of its own.
+    ``locked`` are jobs that this transaction has read under their lock and not changed since: they are not read again, and their
+    state and epoch are brought up to date. A job in any other state, or already final, is left alone: the caller compares what
+    came back. A move to a final state gives back the owner's place among the active jobs, through the caller's ``counters`` if it
+    has some to save. Locks the rows on PostgreSQL.
     """
     now = timezone.now()
-    allowed = (expect,) if expect else sources(to)
+    direct = (expect,) if expect else sources(to)
+    through = sources(via[0]) if via else ()
+    allowed = (*direct, *through)
     moved: list[int] = []
-    read = {job.pk: (job.state, job.epoch, job.owner_id, job.project_id, job.epoch_floor) for job in locked}
+    known = {job.pk: job for job in locked}
     with transaction.atomic(savepoint=False):
         for start in range(0, len(ids), CHUNK):
             chunk = list(ids[start : start + CHUNK])
-            rows = {pk: read[pk] for pk in chunk if pk in read and read[pk][0] in allowed}
-            if missing := [pk for pk in chunk if pk not in read]:
+            rows = [
+                (job.pk, job.state, job.epoch, job.owner_id, job.project_id, job.epoch_floor)
+                for pk in chunk
+                if (job := known.get(pk)) is not None and job.state in allowed
+            ]
+            if missing := [pk for pk in chunk if pk not in known]:
                 query = Job.objects.select_for_update().filter(pk__in=missing, state__in=allowed).order_by("pk")
-                rows |= {row[0]: row[1:] for row in query.values_list("pk", "state", "epoch", "owner_id", "project_id", "epoch_floor")}
+                rows += query.values_list("pk", "state", "epoch", "owner_id", "project_id", "epoch_floor")
             found = {
                 pk: (state, epoch_to or (max(epoch, floor) + epoch_step if epoch_step else epoch), owner, project)
-                for pk, (state, epoch, owner, project, floor) in rows.items()
+                for pk, state, epoch, owner, project, floor in rows
             }
             if not found:
                 continue
@@ -74,24 +84,24 @@ def jobs_move(
                 if count != len(group):
                     raise InvalidTransition(f"{len(group) - count} of {len(group)} jobs left {old} during the move to {to}")
             order = [pk for pk in chunk if pk in found]
-            rows_insert(
-                JobEvent,
-                [
-                    {
-                        "job_id": pk,
-                        "at": now,
-                        "code": code,
-                        "params": {**(params or {}), **((per_job or {}).get(pk) or {})},
-                        "from_state": found[pk][0],
-                        "to_state": to.value,
-                        "epoch": found[pk][1],
-                        "by_id": by,
-                    }
-                    for pk in order
-                ],
-            )
+            events: list[dict[str, Any]] = []
+            for pk in order:
+                state, epoch, _, _ = found[pk]
+                event: dict[str, Any] = {"job_id": pk, "at": now, "epoch": epoch, "by_id": by}
+                if via is not None and state in through:
+                    events.append({**event, "code": via[1], "params": {}, "from_state": state, "to_state": via[0].value})
+                    state = via[0].value
+                said = {**(params or {}), **((per_job or {}).get(pk) or {})}
+                events.append({**event, "code": code, "params": said, "from_state": state, "to_state": to.value})
+                if pk in known:
+                    known[pk].state, known[pk].epoch = to, epoch
+            rows_insert(JobEvent, events)
             if to in FINAL:
-                quota_jobs_done([(found[pk][2], found[pk][3]) for pk in order])
+                if counters is None:
+                    quota_jobs_done([(found[pk][2], found[pk][3]) for pk in order])
+                else:
+                    for pk in order:
+                        counters.job_done(user=found[pk][2], project=found[pk][3])
             moved.extend(order)
         if moved:
             jobs_changed(moved)

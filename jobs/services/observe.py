@@ -6,6 +6,7 @@ Reports for another node's rank, an older epoch or a final rank change nothing a
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,13 +19,13 @@ from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, fr
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
-from jobs.services.finish import attempt_maybe_finish, ranks_forget
+from jobs.services.finish import attempt_finish, ranks_forget
 from jobs.services.moves import jobs_move
-from jobs.services.slices import slices_activate, slices_quarantine, slices_release, slices_releasing
+from jobs.services.slices import Leaving, SlicesMoved, slices_activate, slices_leave
 from jobs.services.stop import attempt_stop
 from nodes.models import Gpu, Node, NodeState
 from nodes.text import text_clean
-from quotas.services import quotas_lock
+from quotas.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -37,18 +38,58 @@ class ForeignRank(Exception):
         self.key = key
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRank:
+    """A rank as its node's orders need it. No model object: a node may hold hundreds, and says so every few seconds."""
+
+    pk: int
+    key: str
+    epoch: int
+    desired: str
+    observed: str
+    grace_s: int
+    stop_reason: str
+    spec_sha256: str
+    lease_s: int | None
+    started_at: datetime | None
+    attempt: int
+    job: int
+
+    @property
+    def needs_spec(self) -> bool:
+        """A spec travels only until the agent has shown that it has it."""
+        return self.desired == Want.RUN and self.observed in (RankState.NONE, RankState.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was seen of a rank, with the ids of the rank, its attempt and its job."""
+
+    rank: int
+    attempt: int
+    job: int
+    seen: Observed
+
+
 @dataclass(slots=True)
 class Applied:
     """What a sync's observed list came to: the node's ranks as they are now, and orders that no row carries."""
 
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: list[NodeRank] = field(default_factory=list)
     extra: list[Desired] = field(default_factory=list)
     ask: RestoreAsk | None = None
 
 
-def ranks_of(node: Node) -> list[Rank]:
+def ranks_of(node: Node) -> list[NodeRank]:
     """The node's ranks that its agent may still hold. One query."""
-    return list(Rank.objects.filter(node=node, is_forgotten=False).select_related("attempt__job").order_by("pk"))
+    rows = Rank.objects.filter(node=node, is_forgotten=False).order_by("pk")
+    return [
+        NodeRank(*row)
+        for row in rows.values_list(
+            "pk", "key", "attempt__epoch", "desired", "observed", "grace_s", "stop_reason", "spec_sha256", "lease_s", "started_at",
+            "attempt_id", "attempt__job_id",
+        )
+    ]  # fmt: skip
 
 
 def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, boot_changed: bool) -> Applied:
@@ -59,7 +100,7 @@ def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, b
     ranks = ranks_of(node)
     by_key = {rank.key: rank for rank in ranks}
     extra = _strangers(node=node, keys=[seen.rank for seen in observed if seen.rank not in by_key], observed=observed)
-    news: list[tuple[Rank, Observed]] = []
+    news: list[tuple[NodeRank, Observed]] = []
     for seen in observed:
         rank = by_key.get(seen.rank)
         if rank is not None and _is_news(rank, seen):
@@ -81,9 +122,9 @@ def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, b
     return Applied(ranks=ranks_of(node), extra=extra)
 
 
-def _apply(news: Sequence[tuple[Rank, Observed]], absent: Sequence[Rank], *, now: datetime, boot_changed: bool) -> None:
+def _apply(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, now: datetime, boot_changed: bool) -> None:
     if news:
-        ranks_observe(news, now=now)
+        ranks_observe([Report(rank.pk, rank.attempt, rank.job, seen) for rank, seen in news], now=now)
     forgotten = [rank.pk for rank in absent if rank.desired == Want.FORGET]
     if forgotten:
         Rank.objects.filter(pk__in=forgotten).update(is_forgotten=True)  # as told
@@ -92,7 +133,7 @@ def _apply(news: Sequence[tuple[Rank, Observed]], absent: Sequence[Rank], *, now
             _absent(rank, now=now, boot_changed=boot_changed)
 
 
-def _alone(news: Sequence[tuple[Rank, Observed]], absent: Sequence[Rank], *, now: datetime, boot_changed: bool) -> None:
+def _alone(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, now: datetime, boot_changed: bool) -> None:
     try:
         with transaction.atomic():
             _apply(news, absent, now=now, boot_changed=boot_changed)
@@ -137,8 +178,8 @@ def _unknown(node: Node, seen: Observed) -> list[Desired]:
     return []
 
 
-def _is_news(rank: Rank, seen: Observed) -> bool:
-    if seen.epoch != rank.attempt.epoch:
+def _is_news(rank: NodeRank, seen: Observed) -> bool:
+    if seen.epoch != rank.epoch:
         log.warning("rank %s reported with epoch %s; ignored", rank.key, seen.epoch)
         return False
     if rank.observed in RANK_FINAL:
@@ -147,27 +188,22 @@ def _is_news(rank: Rank, seen: Observed) -> bool:
     return rank.observed != seen.state
 
 
-def _is_as_expected(rank: Rank) -> bool:
+def _is_as_expected(rank: NodeRank) -> bool:
     """Whether the agent's complete list may lack this rank: it has not begun it, or its end is settled."""
     if rank.desired == Want.FORGET:
         return False  # it has forgotten, as told
     return rank.observed in RANK_FINAL or rank.observed == RankState.NONE
 
 
-def _absent(rank: Rank, *, now: datetime, boot_changed: bool) -> None:
+def _absent(rank: NodeRank, *, now: datetime, boot_changed: bool) -> None:
     """The agent's complete list lacks this rank, which it should have."""
     if rank.observed == RankState.UNKNOWN and rank.started_at is None:
         # Never seen alive before the silence: the order stands, the agent's own fence keeps it from running twice.
         Rank.objects.filter(pk=rank.pk, observed=RankState.UNKNOWN).update(observed=RankState.NONE, observed_at=now)
     elif boot_changed:
-        rank_observe(
-            rank=rank,
-            seen=from_json(
-                Observed,
-                {"rank": rank.key, "epoch": rank.attempt.epoch, "state": "EXITED", "exit": {"cause": "node_rebooted"}, "released": True},
-            ),
-            now=now,
-        )
+        rebooted = ExitInfo(cause="node_rebooted")
+        seen = Observed(rank=rank.key, epoch=rank.epoch, state="EXITED", exit=rebooted, released=True)
+        ranks_observe([Report(rank.pk, rank.attempt, rank.job, seen)], now=now)
     elif rank.desired == Want.RUN:
         # It ran and the agent no longer knows it (its store was lost?): a STOP makes the agent look, kill and confirm.
         Rank.objects.filter(pk=rank.pk, desired=Want.RUN).update(desired=Want.STOP, stop_reason="exit_unknown", stop_at=now, grace_s=0)
@@ -175,49 +211,88 @@ def _absent(rank: Rank, *, now: datetime, boot_changed: bool) -> None:
 
 def rank_observe(*, rank: Rank, seen: Observed, now: datetime) -> None:
     """One rank's news, in one transaction: the rank, its slices, its attempt and its job move together."""
-    ranks_observe([(rank, seen)], now=now)
+    ranks_observe([Report(rank.pk, rank.attempt_id, rank.attempt.job_id, seen)], now=now)
 
 
-def ranks_observe(news: Sequence[tuple[Rank, Observed]], *, now: datetime) -> None:
+def ranks_observe(reports: Sequence[Report], *, now: datetime) -> None:
     """The news of several ranks in one transaction.
 
     The jobs' rows are locked first, in id order, here and wherever a person acts on a job: two nodes that report parts
     of the same jobs, or jobs of the same owner, wait for each other instead of meeting crosswise.
     """
     with transaction.atomic(savepoint=False):
-        ids = {rank.attempt.job_id for rank, _ in news}
-        _rows_lock(jobs=ids, ranks=[rank.pk for rank, _ in news])
-        current = Rank.objects.select_related("attempt__job", "node").in_bulk([rank.pk for rank, _ in news])
-        for rank, seen in news:
-            _observe(current[rank.pk], seen, now=now)
-        jobs_changed(sorted(ids))
+        # 1. Lock, then read everything that these reports are about, once.
+        is_end = any(report.seen.state not in ("PREPARING", "RUNNING") for report in reports)
+        _rows_lock(jobs={report.job for report in reports}, ranks=[report.rank for report in reports], with_cards=is_end)
+        gangs = _gangs_read({report.attempt for report in reports})
+        ranks = {rank.pk: rank for gang in gangs.values() for rank in gang}
+        jobs = {rank.attempt.job_id: rank.attempt.job for rank in ranks.values()}
+        # 2. The ranks.
+        ended: list[_Ended] = []
+        for report in reports:
+            rank = ranks[report.rank]
+            if (one := _observe(rank, report.seen, gangs[rank.attempt_id], now=now)) is not None:
+                ended.append(one)
+        # 3. Their slices, attempts and jobs, and what all that changes of the quotas.
+        if ended:
+            counters = Counters(users={job.owner_id for job in jobs.values()}, projects={job.project_id for job in jobs.values()})
+            _ended_settle(ended, gangs, now=now, counters=counters)
+            if not counters.save():
+                raise SlicesMoved
+        jobs_changed(sorted(jobs))
 
 
-def _rows_lock(*, jobs: set[int], ranks: Sequence[int]) -> None:
-    """Jobs, then cards, then quotas, each in id order: what a sync will touch, before it touches any. A pass takes cards
-    and quotas in the same order, and no job that is live. Nothing on SQLite, where a writer is alone."""
+def _rows_lock(*, jobs: set[int], ranks: Sequence[int], with_cards: bool) -> None:
+    """Jobs, then cards (the quotas follow: ``Counters``), each in id order: what a sync will touch, before it touches any. A pass
+    does the same. Nothing on SQLite, where a writer is alone."""
     if not connection.features.has_select_for_update:
         return
-    owners = list(Job.objects.select_for_update().filter(pk__in=jobs).order_by("pk").values_list("owner_id", "project_id"))
-    cards = Slice.objects.filter(rank_id__in=ranks).values("gpu_id")
-    list(Gpu.objects.select_for_update().filter(pk__in=cards).order_by("pk").values_list("pk"))
-    quotas_lock(users=[owner for owner, _ in owners], projects=[project for _, project in owners])
+    list(Job.objects.select_for_update().filter(pk__in=jobs).order_by("pk").values_list("pk"))
+    if with_cards:
+        cards = Slice.objects.filter(rank_id__in=ranks).values("gpu_id")
+        list(Gpu.objects.select_for_update().filter(pk__in=cards).order_by("pk").values_list("pk"))
 
 
-def _observe(rank: Rank, seen: Observed, *, now: datetime) -> None:
+def _gangs_read(attempts: set[int]) -> dict[int, list[Rank]]:
+    """Attempt → all its ranks in order; an attempt or a job is one object, however many ranks have it. One query."""
+    gangs: dict[int, list[Rank]] = defaultdict(list)
+    of_id: dict[int, Attempt] = {}
+    jobs: dict[int, Job] = {}
+    for rank in Rank.objects.filter(attempt__in=attempts).select_related("attempt__job", "node").order_by("attempt_id", "index"):
+        rank.attempt = of_id.setdefault(rank.attempt_id, rank.attempt)
+        rank.attempt.job = jobs.setdefault(rank.attempt.job_id, rank.attempt.job)
+        gangs[rank.attempt_id].append(rank)
+    return gangs
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A rank that is over. ``is_new``: by this report; else only its slices are left to settle."""
+
+    leaving: Leaving
+    is_new: bool
+    is_clean: bool = True
+
+
+def _observe(rank: Rank, seen: Observed, gang: Sequence[Rank], *, now: datetime) -> _Ended | None:
     old = RankState(rank.observed)
     if old in RANK_FINAL:
-        _settle_slices(rank, seen, now=now)
-    elif seen.state == "PREPARING":
+        return _Ended(Leaving(rank=rank, at=now, released=seen.released), is_new=False)
+    if seen.state == "PREPARING":
         _swap(rank, old, RankState.PREPARING, now=now)
     elif seen.state == "RUNNING":
-        _running(rank, old, seen, now=now)
+        _running(rank, old, seen, gang, now=now)
     else:
-        _ended(rank, old, seen, now=now)
+        return _ended(rank, old, seen, now=now)
+    return None
 
 
 def _swap(rank: Rank, old: RankState, new: RankState, *, now: datetime, **fields: object) -> bool:
-    return bool(Rank.objects.filter(pk=rank.pk, observed=old).update(observed=new, observed_at=now, **fields))
+    if not Rank.objects.filter(pk=rank.pk, observed=old).update(observed=new, observed_at=now, **fields):
+        return False
+    for name, value in {"observed": new, "observed_at": now, **fields}.items():
+        setattr(rank, name, value)
+    return True
 
 
 def _started_at(rank: Rank, seen: Observed, now: datetime) -> datetime:
@@ -243,7 +318,7 @@ def _ended_at(info: ExitInfo | None, started: datetime | None, now: datetime) ->
     return min(now, started + timedelta(seconds=info.ran_s))
 
 
-def _running(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None:
+def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *, now: datetime) -> None:
     started = rank.started_at or _started_at(rank, seen, now)
     if not _swap(rank, old, RankState.RUNNING, now=now, started_at=started):
         return
@@ -251,14 +326,20 @@ def _running(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> No
     attempt = rank.attempt
     if attempt.job.state != JobState.STARTING:
         return
-    if Rank.objects.filter(attempt=attempt).exclude(observed=RankState.RUNNING).exists():
+    if any(other.observed != RankState.RUNNING for other in gang):
         return  # a gang runs when all of it runs
     Attempt.objects.filter(pk=attempt.pk).update(started_at=now)
-    jobs_move([attempt.job_id], to=JobState.RUNNING, code="running", expect=JobState.STARTING, fields={"started_at": started})
+    jobs_move(
+        [attempt.job_id],
+        to=JobState.RUNNING,
+        code="running",
+        expect=JobState.STARTING,
+        fields={"started_at": started},
+        locked=[attempt.job],
+    )
 
 
-def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None:
-    # 1. The rank.
+def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> _Ended | None:
     info = seen.exit
     started = rank.started_at or (_started_at(rank, seen, now) if seen.started_at is not None else None)
     cause = info.cause if info else ""
@@ -268,6 +349,7 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
     if state is RankState.LAUNCH_FAILED and rank.started_at is not None:
         state, cause = RankState.EXITED, "exit_unknown"  # nor can one say that what ran could not be started: it would run twice
     detail = text_clean(seen.launch_detail or (info.detail if info else None) or "")[:4000]
+    ran_unseen = started if rank.started_at is None and seen.state == "EXITED" and cause != "never_started" else None
     swapped = _swap(
         rank,
         old,
@@ -284,40 +366,45 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> None
         checkpoint_seen=seen.checkpoint_seen,
     )
     if not swapped:
-        return
-    # 2. Its slices: charging stops now; the memory returns with the proof.
-    ran_unseen = started if rank.started_at is None and seen.state == "EXITED" and cause != "never_started" else None
-    slices_releasing(rank, now=_ended_at(info, started, now), active_since=ran_unseen)
-    _settle_slices(rank, seen, now=now)
-    # 3. Its gang: one that failed takes the others with it.
-    attempt = rank.attempt
+        return None
     is_clean = seen.state == "EXITED" and cause == "exited" and info is not None and info.code == 0 and not info.signal
-    if not is_clean and Rank.objects.filter(attempt=attempt).exclude(observed__in=RANK_FINAL).exclude(pk=rank.pk).exists():
-        attempt_stop(
-            attempt=attempt,
-            reason="gang",
-            grace_s=rank.grace_s or settings.STOP_GRACE_S,
-            params={"rank": rank.index},
-        )
-    # 4. Its attempt and job.
-    attempt_maybe_finish(attempt, now=now)
+    # Charging stops when it ended; the memory returns with the proof.
+    leaving = Leaving(rank=rank, at=_ended_at(info, started, now), released=seen.released, active_since=ran_unseen)
+    return _Ended(leaving, is_new=True, is_clean=is_clean)
 
 
-def _settle_slices(rank: Rank, seen: Observed, *, now: datetime) -> None:
-    if seen.released is True:
-        if slices_release(rank, now=now):
-            pass_nudge()
-    elif seen.released is False and slices_quarantine(rank, now=now):
-        log.error("memory of rank %s is not back after 60 s; its slices are quarantined", rank.key)
-    if rank.attempt.ended_at is not None:
-        ranks_forget(rank.attempt)
+def _ended_settle(ended: Sequence[_Ended], gangs: dict[int, list[Rank]], *, now: datetime, counters: Counters) -> None:
+    # 1. The slices.
+    left = slices_leave([one.leaving for one in ended], now=now, counters=counters)
+    if left.freed:
+        pass_nudge()
+    for one in ended:
+        if one.leaving.rank.pk in left.quarantined:
+            log.error("memory of rank %s is not back after 60 s; its slices are quarantined", one.leaving.rank.key)
+    # 2. What is over already may be forgotten now.
+    for attempt in {one.leaving.rank.attempt_id: one.leaving.rank.attempt for one in ended}.values():
+        if attempt.ended_at is not None:
+            ranks_forget(attempt)
+    for one in ended:
+        if not one.is_new:
+            continue
+        rank = one.leaving.rank
+        attempt, gang = rank.attempt, gangs[rank.attempt_id]
+        # 3. Its gang: one that failed takes the others with it.
+        if not one.is_clean and any(other.observed not in RANK_FINAL for other in gang):
+            attempt_stop(attempt=attempt, reason="gang", grace_s=rank.grace_s or settings.STOP_GRACE_S, params={"rank": rank.index})
+            attempt.job.refresh_from_db(fields=("state",))
+        # 4. Its attempt and job.
+        attempt_finish(attempt, gang, now=now, counters=counters)
 
 
-def orders_build(ranks: Sequence[Rank]) -> list[Desired]:
-    """The complete desired list of one node. A spec travels only until the agent has shown that it has it."""
+def orders_build(ranks: Sequence[NodeRank]) -> list[Desired]:
+    """The complete desired list of one node. One query, if a spec is to be sent."""
     orders: list[Desired] = []
+    missing = [rank.pk for rank in ranks if rank.needs_spec]
+    specs = dict(Rank.objects.filter(pk__in=missing).values_list("pk", "spec")) if missing else {}
     for rank in ranks:
-        epoch = rank.attempt.epoch
+        epoch = rank.epoch
         if rank.desired == Want.STOP and rank.observed not in RANK_FINAL:
             orders.append(Desired(rank=rank.key, epoch=epoch, want="STOP", grace_s=rank.grace_s, stop_reason=rank.stop_reason or None))
         elif rank.observed in RANK_FINAL:
@@ -329,13 +416,12 @@ def orders_build(ranks: Sequence[Rank]) -> list[Desired]:
             else:
                 orders.append(Desired(rank=rank.key, epoch=epoch, want="STOP", grace_s=rank.grace_s))
         else:
-            needs_spec = rank.observed in (RankState.NONE, RankState.UNKNOWN)
             orders.append(
                 Desired(
                     rank=rank.key,
                     epoch=epoch,
                     want="RUN",
-                    spec=from_json(RankSpec, rank.spec) if needs_spec else None,
+                    spec=from_json(RankSpec, specs[rank.pk]) if rank.pk in specs else None,
                     spec_sha256=rank.spec_sha256,
                     lease_s=rank.lease_s,
                 )

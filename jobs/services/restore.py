@@ -30,7 +30,7 @@ from jobs.models import Attempt, Job, JobEvent, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.finish import attempt_maybe_finish
 from jobs.services.moves import event_add, jobs_move
-from jobs.services.observe import Applied, ForeignRank, observed_apply, rank_observe, ranks_of
+from jobs.services.observe import Applied, ForeignRank, observed_apply, rank_observe
 from jobs.services.slices import slices_quarantine, slices_release
 from jobs.services.stop import attempt_stop
 from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
@@ -123,7 +123,7 @@ def restore_sync(*, node: Node, observed: Sequence[Observed], answer: RestoreAns
         return Applied(ask=_ask(node, observed))
     with transaction.atomic():
         Restore.objects.select_for_update().get(pk=restore.pk)
-        ranks = ranks_of(node)
+        ranks = list(Rank.objects.filter(node=node, is_forgotten=False).select_related("attempt__job").order_by("pk"))
         reported = {seen.rank for seen in observed}
         for rank in ranks:
             if rank.key not in reported:
@@ -217,9 +217,9 @@ def _rank_take(node: Node, seen: Observed, spec: RankSpec, *, now: datetime) -> 
     job_id, epoch, index = rank_parts(seen.rank)
     if spec.job != job_id or spec.index != index:
         raise NotTaken(f"its spec is of job {spec.job}, part {spec.index}")
-    # Cards first, then jobs: the order in which every writer locks.
-    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node, uuid__in=[g.uuid for g in spec.gpus]).order_by("pk")}
+    # Jobs first, then cards: the order in which every writer locks.
     job = Job.objects.select_for_update().filter(pk=job_id).first() or _job_recover(job_id, spec, node=node, now=now)
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node, uuid__in=[g.uuid for g in spec.gpus]).order_by("pk")}
     if job.is_final or epoch < job.epoch:
         return  # stale: observed_apply gives the order that ends it
     if epoch > job.epoch:

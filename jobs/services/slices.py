@@ -1,19 +1,47 @@
 """A slice's way: HELD → ACTIVE → RELEASING → RELEASED | QUARANTINED. Each move writes its time, its counters, its charge.
 
-Call inside a transaction. ``ranks`` are loaded with their attempt and job.
+Call inside a transaction, with the ranks' jobs locked. ``ranks`` are loaded with their attempt and job.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from django.db.models import F
+from django.db import DatabaseError
 
 from jobs.lifecycle import SliceState
 from jobs.models import Rank, Slice
 from nodes.models import Gpu
-from quotas.ledger import charge
-from quotas.services import cards_release
+from quotas.counters import Counters
+from quotas.ledger import Charge, charge
+from quotas.sql import rows_update
+
+
+class SlicesMoved(DatabaseError):
+    """Somebody moved slices of a job that is locked here: nothing of this transaction may stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """How a rank leaves its cards. ``at``: charging stops then. ``active_since`` is for a program that came and went between two
+    reports. ``released`` True = process tree gone and memory back, False = no such proof, None = not known yet."""
+
+    rank: Rank
+    at: datetime
+    released: bool | None
+    active_since: datetime | None = None
+
+
+@dataclass(slots=True)
+class Left:
+    """What came of it: slices that returned to the pool, and the ranks whose slices went to quarantine now."""
+
+    freed: int = 0
+    quarantined: set[int] = field(default_factory=set)
 
 
 def slices_activate(rank: Rank, *, at: datetime) -> None:
@@ -21,56 +49,73 @@ def slices_activate(rank: Rank, *, at: datetime) -> None:
     Slice.objects.filter(rank=rank, state=SliceState.HELD).update(state=SliceState.ACTIVE, active_at=at)
 
 
-def slices_releasing(rank: Rank, *, now: datetime, active_since: datetime | None = None) -> None:
-    """The program has ended: stop charging. ``active_since`` is for a program that came and went between two reports."""
-    for part in Slice.objects.filter(rank=rank, state__in=(SliceState.HELD, SliceState.ACTIVE)).select_related("gpu").order_by("pk"):
-        if part.state == SliceState.HELD and active_since is not None:
-            part.active_at = active_since
-        swapped = Slice.objects.filter(pk=part.pk, state=part.state).update(
-            state=SliceState.RELEASING, releasing_at=now, active_at=part.active_at
-        )
-        if swapped and part.active_at is not None:
-            _charge(rank, part, now)
+def slices_leave(leaving: Sequence[Leaving], *, now: datetime, counters: Counters) -> Left:
+    """The ranks' slices stop being charged and return to the pool as far as that is proven: RELEASING, RELEASED, or QUARANTINED,
+    which stays taken, charged to nobody, until a proof or an admin. Repeats change nothing.
 
-
-def _charge(rank: Rank, part: Slice, now: datetime) -> None:
-    job = rank.attempt.job
-    charge(
-        slice_id=part.pk,
-        job_id=job.pk,
-        user=job.owner_id,
-        project=job.project_id,
-        gpu_model=part.gpu.model,
-        share=part.share,
-        mib=part.mib,
-        started_at=part.active_at or now,
-        ended_at=now,
+    ``counters.save()`` is the caller's. A handful of statements, however many slices.
+    """
+    left = Left()
+    by_rank = {one.rank.pk: one for one in leaving}
+    live = Slice.objects.filter(rank_id__in=list(by_rank)).exclude(state=SliceState.RELEASED).order_by("pk")
+    changes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    charges: list[Charge] = []
+    freed: dict[int, list[int]] = defaultdict(list)  # card → MiB of each slice
+    for pk, rank_id, gpu_id, mib, share, state, active_at, model in live.values_list(
+        "pk", "rank_id", "gpu_id", "mib", "share", "state", "active_at", "gpu__model"
+    ):
+        one = by_rank[rank_id]
+        job = one.rank.attempt.job
+        new: dict[str, Any] = {}
+        if state in (SliceState.HELD, SliceState.ACTIVE):
+            if state == SliceState.HELD and one.active_since is not None:
+                active_at = one.active_since
+            new = {"state": SliceState.RELEASING, "releasing_at": one.at, "active_at": active_at}
+            if active_at is not None:
+                charges.append(
+                    Charge(
+                        slice_id=pk, job_id=job.pk, user=job.owner_id, project=job.project_id, gpu_model=model, share=share, mib=mib,
+                        started_at=active_at, ended_at=one.at,
+                    )
+                )  # fmt: skip
+        if one.released is True:
+            new |= {"state": SliceState.RELEASED, "released_at": now}
+            freed[gpu_id].append(mib)
+            counters.cards_release(user=job.owner_id, project=job.project_id, n=1)
+        elif one.released is False and state != SliceState.QUARANTINED:
+            new |= {"state": SliceState.QUARANTINED}
+            left.quarantined.add(rank_id)
+        if new:
+            changes[(state, *new.items())].append(pk)
+    for (old, *new_items), pks in changes.items():
+        if Slice.objects.filter(pk__in=pks, state=old).update(**dict(new_items)) != len(pks):
+            raise SlicesMoved
+    if charges:
+        charge(charges, counters)
+    # An exclusive slice was alone, so what is left after it is never exclusive.
+    rows_update(
+        Gpu,
+        [(gpu_id, sum(mibs), len(mibs)) for gpu_id, mibs in sorted(freed.items())],
+        assign="held_mib = held_mib - v.column2, live_slices = live_slices - v.column3, is_exclusive = FALSE",
     )
+    left.freed = sum(len(mibs) for mibs in freed.values())
+    return left
+
+
+def _leave(rank: Rank, *, now: datetime, released: bool) -> Left:
+    job = rank.attempt.job
+    counters = Counters(users=[job.owner_id], projects=[job.project_id])
+    left = slices_leave([Leaving(rank=rank, at=now, released=released)], now=now, counters=counters)
+    if not counters.save():
+        raise SlicesMoved
+    return left
 
 
 def slices_release(rank: Rank, *, now: datetime) -> int:
-    """Process tree gone and memory back: the slices return to the pool. Returns how many did; repeats change nothing."""
-    parts = list(
-        Slice.objects.filter(rank=rank, state__in=(SliceState.RELEASING, SliceState.QUARANTINED))
-        .order_by("gpu_id")
-        .values_list("pk", "gpu_id", "mib")
-    )
-    released = 0
-    for pk, gpu_id, mib in parts:
-        swapped = Slice.objects.filter(pk=pk, state__in=(SliceState.RELEASING, SliceState.QUARANTINED)).update(
-            state=SliceState.RELEASED, released_at=now
-        )
-        if swapped:
-            # An exclusive slice was alone, so what is left after it is never exclusive.
-            Gpu.objects.filter(pk=gpu_id).update(held_mib=F("held_mib") - mib, live_slices=F("live_slices") - 1, is_exclusive=False)
-            released += 1
-    if released:
-        job = rank.attempt.job
-        cards_release(user=job.owner_id, project=job.project_id, n=released)
-    return released
+    """Process tree gone and memory back, of one rank. Returns how many slices returned to the pool."""
+    return _leave(rank, now=now, released=True).freed
 
 
-def slices_quarantine(rank: Rank, *, now: datetime) -> int:
-    """No proof that the memory is back: the slices stay taken, charged to nobody, until a proof or an admin."""
-    slices_releasing(rank, now=now)
-    return Slice.objects.filter(rank=rank, state=SliceState.RELEASING).update(state=SliceState.QUARANTINED)
+def slices_quarantine(rank: Rank, *, now: datetime) -> None:
+    """No proof that the memory is back, of one rank."""
+    _leave(rank, now=now, released=False)

@@ -7,7 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from django.db import DatabaseError, transaction
 
-from quotas.ledger import charge
+from quotas.counters import Counters
+from quotas.ledger import Charge, charge
 from quotas.models import LedgerEntry, Quota
 from quotas.services import quota_for, quota_roll
 from tests.factories import project_make, user_make
@@ -18,17 +19,23 @@ START = datetime(2026, 3, 10, 8, tzinfo=UTC)
 
 
 def charge_of(user, project, *, slice_id=1, share=1.0, start=START, seconds=3600.0) -> bool:
-    return charge(
+    of_user, of_project = (thing if isinstance(thing, int) else thing.pk for thing in (user, project))
+    one = Charge(
         slice_id=slice_id,
         job_id=7,
-        user=user,
-        project=project,
+        user=of_user,
+        project=of_project,
         gpu_model="RTX 4090",
         share=share,
         mib=24_564,
         started_at=start,
         ended_at=start + timedelta(seconds=seconds),
     )
+    with transaction.atomic():
+        counters = Counters(users=[of_user], projects=[of_project])
+        new = charge([one], counters)
+        assert counters.save()
+    return new == [slice_id]
 
 
 def used(user) -> float:
@@ -51,6 +58,25 @@ def test_a_slice_costs_its_share(user):
     entry = LedgerEntry.objects.get()
     assert (entry.seconds, entry.gpu_seconds) == (600, 150)
     assert used(user) == 150
+
+
+def test_many_slices_are_charged_at_once_each_to_its_owner_and_only_the_new_ones(user):
+    other, project = user_make(), project_make()
+    at_month(other, date(2026, 3, 1))
+    charge_of(user, project, slice_id=2)
+    owners = {1: user, 2: user, 3: other}
+    charges = [
+        Charge(
+            slice_id=n, job_id=n, user=owner.pk, project=project.pk, gpu_model="A", share=0.5, mib=1, started_at=START,
+            ended_at=START + timedelta(seconds=100 * n),
+        )
+        for n, owner in owners.items()
+    ]  # fmt: skip
+    with transaction.atomic():
+        counters = Counters(users=[user.pk, other.pk], projects=[project.pk])
+        assert charge(charges, counters) == [1, 3]
+        assert counters.save()
+    assert [used(user), used(other)] == [3600 + 50, 150]
 
 
 def test_a_repeat_charges_nothing(user):

@@ -11,11 +11,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from quotas import calendar
-from quotas.counters import CardsCount
+from quotas.counters import Counters
 from quotas.errors import QuotaExceeded
 from quotas.models import Project, Quota, User
 from quotas.selectors import cards_room, projects_over_limit, quota_view, standing_of, users_over_limit
-from quotas.services import cards_hold, cards_release, quota_for, quota_job_admit, quota_job_done, quota_jobs_done
+from quotas.services import cards_hold, quota_for, quota_job_admit, quota_job_done, quota_jobs_done
 from tests.factories import project_make, user_make
 from tests.threads import in_threads
 
@@ -129,8 +129,8 @@ def test_many_ends_at_once_give_back_each_owners_own_places():
 
 def cards_take(user: User, *counts: int, project: Project | None = None) -> list[bool]:
     with transaction.atomic():
-        count = CardsCount(users=[user.pk], projects=[project.pk] if project else [])
-        answers = [count.take(user=user.pk, project=project.pk if project else 0, n=n) for n in counts]
+        count = Counters(users=[user.pk], projects=[project.pk] if project else [])
+        answers = [count.cards_take(user=user.pk, project=project.pk if project else 0, n=n) for n in counts]
         assert count.save()
     return answers
 
@@ -140,7 +140,10 @@ def test_cards_are_held_up_to_the_limit_and_come_back():
     assert cards_take(user, 3) == [True]
     assert cards_room(users=[user.pk], projects=[]) == ({user.pk: 1}, {})
     assert cards_take(user, 2, 1, 1) == [False, True, False]
-    cards_release(user=user, n=4)
+    with transaction.atomic():
+        count = Counters(users=[user.pk], projects=[])
+        count.cards_release(user=user.pk, project=0, n=4)
+        assert count.save()
     assert quota_for(user).held_cards == 0
 
 
@@ -160,11 +163,23 @@ def test_who_has_no_quota_row_yet_gets_one_when_cards_are_counted():
 def test_a_count_that_another_one_made_untrue_is_not_saved():
     user = user_make(quota={"max_cards": 4})
     with transaction.atomic():
-        count = CardsCount(users=[user.pk], projects=[])
-        assert count.take(user=user.pk, project=0, n=3)
+        count = Counters(users=[user.pk], projects=[])
+        assert count.cards_take(user=user.pk, project=0, n=3)
         Quota.objects.filter(user=user).update(held_cards=2)
         assert not count.save()
     assert quota_for(user).held_cards == 2
+
+
+def test_what_is_given_back_never_falls_below_zero_and_each_owner_gets_its_own():
+    one, two, project = user_make(quota={"active_jobs": 2, "held_cards": 5}), user_make(), project_make()
+    Quota.objects.create(project=project, active_jobs=3, held_cards=1, max_cards=0)  # a limit that was lowered meanwhile
+    with transaction.atomic():
+        count = Counters(users=[one.pk, two.pk], projects=[project.pk])
+        count.cards_release(user=one.pk, project=project.pk, n=3)
+        for user in (one, one, two):
+            count.job_done(user=user.pk, project=project.pk)
+        assert count.save()
+    assert list(Quota.objects.order_by("pk").values_list("active_jobs", "held_cards")) == [(0, 2), (0, 0), (0, 0)]
 
 
 def test_cards_in_use_are_counted_whatever_the_limit():
