@@ -18,10 +18,11 @@ from rest_framework.views import APIView
 from jobs import logs, services, wording
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
+from jobs.outlooks import told_read
 from jobs.parameters import bad_parameter, job_find
 from jobs.schemas import EventSchema, JobSchema, UsageSchema, WhySchema
-from jobs.selectors import jobs_visible_to, wait_ahead
-from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json
+from jobs.selectors import jobs_visible_to, queue_position, told_of
+from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json, wait_json
 from nodes import telemetry
 from nodes.api import pool_overview
 from nodes.selectors import pool_notices
@@ -55,25 +56,23 @@ def _current(job: Job) -> Attempt | None:
     return found[0] if found else None
 
 
-def _position(job: Job) -> int | None:
-    """Place in the queue, 1 = head. One query; None for a job that does not take part."""
-    return wait_ahead(job) + 1 if job.state == JobState.WAITING and not job.held else None
-
-
 def job_detail(user: User, id: int) -> dict[str, Any]:
     """At most 5 queries. Raises NotFound."""
     job = job_find(user, id, _with_attempt(jobs_visible_to(user), Attempt.objects.prefetch_related(Prefetch("ranks", _RANKS))))
-    return job_json(job, reader=user, attempt=_current(job), position=_position(job), log_length=logs.log_length)
+    told = told_of(job)
+    return job_json(job, reader=user, attempt=_current(job), position=queue_position(job, told), told=told, log_length=logs.log_length)
 
 
 def jobs_rows(user: User, page: list[Job]) -> list[dict[str, Any]]:
-    """List rows of jobs loaded by ``_with_attempt``. One query if one of them waits."""
+    """List rows of jobs loaded by ``_with_attempt``. One query if one of them waits that no forecast knows yet."""
     waiting = {job.pk for job in page if job.state == JobState.WAITING and not job.held}
-    places: dict[int, int] = {}
+    told = told_read(waiting)
+    places: dict[int, int | None] = {pk: one.position for pk, one in told.items()}
+    waiting -= places.keys()
     if waiting:
         queue = Job.objects.filter(state=JobState.WAITING, held=False, want_cancel=False).order_by("-priority", "submitted_at", "id")
-        places = {pk: place for place, pk in enumerate(queue.values_list("pk", flat=True)[:QUEUE_HEAD], start=1) if pk in waiting}
-    return [job_json(job, reader=user, attempt=_current(job), position=places.get(job.pk)) for job in page]
+        places |= {pk: place for place, pk in enumerate(queue.values_list("pk", flat=True)[:QUEUE_HEAD], start=1) if pk in waiting}
+    return [job_json(job, reader=user, attempt=_current(job), position=places.get(job.pk), told=told.get(job.pk)) for job in page]
 
 
 def _jobs_filtered(request: Request) -> QuerySet[Job]:
@@ -242,14 +241,14 @@ class JobWhyView(APIView):
     @extend_schema(operation_id="job_why", summary="Why it waits, or how it ended", responses=WhySchema)
     def get(self, request: Request, id: int) -> Response:
         job = job_find(request.user, id)
-        code, params, text = wording.why_text(job)
-        is_waiting = job.state == JobState.WAITING
-        ahead = wait_ahead(job) if is_waiting and not job.held else None
-        checked = job.wait_at.isoformat().replace("+00:00", "Z") if is_waiting and job.wait_at else None
-        position = ahead + 1 if ahead is not None else None
-        return Response(
-            {"state": job.state, "code": code, "params": params, "text": text, "position": position, "checked_at": checked, "ahead": ahead}
-        )
+        if job.state != JobState.WAITING:
+            code, params, text = wording.why_text(job)
+            nothing = dict.fromkeys(("position", "checked_at", "ahead", "estimate"))
+            return Response({"state": job.state, "code": code, "params": params, "text": text, **nothing})
+        told = told_of(job)
+        wait = wait_json(job, position=queue_position(job, told), told=told) or {}
+        place = wait["position"]
+        return Response({"state": job.state, **wait, "ahead": None if place is None else place - 1})
 
 
 class JobEventsView(generics.GenericAPIView[JobEvent]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quotas.errors import DomainError, QuotaExceeded
 
-__all__ = ["BadRequest", "IdempotencyConflict", "InvalidState", "NeverFits", "QuotaExceeded"]
+__all__ = ["BadRequest", "EstimatesBusy", "IdempotencyConflict", "InvalidState", "NeverFits", "QuotaExceeded"]
 
 
 class NeverFits(DomainError):
@@ -37,3 +37,10 @@ class BadRequest(DomainError):
     def __init__(self, code: str | None = None, *, field: str | None = None, params: dict[str, object] | None = None) -> None:
         self.field = field
         super().__init__(code, params=params)
+
+
+class EstimatesBusy(DomainError):
+    """As many estimates are being made as may be at once; a later call gets one."""
+
+    default_code = "estimates_busy"
+    default_status = 503

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from jobs import snapshot
+from jobs.outlooks import iso
 from jobs.refusals import error_text
 from jobs.requests import JobRequest
-from jobs.scheduler import Job, Placement, Plan, Policy, Request, Snapshot, never_reason, plan
+from jobs.scheduler import Job, Placement, Policy, Snapshot, never_reason, plan
 from jobs.scheduler.need import foreign_counted_mib
+from jobs.scheduler.outlook import ENDS_WITH_A_JOB
+from jobs.scheduler.until import Ends
 from jobs.wording import reason_text
-from nodes import formats
 from nodes.models import Gpu
 from quotas.models import User
 from quotas.selectors import cards_room
@@ -24,8 +26,6 @@ from quotas.services import quota_for, quota_for_project, refusal_of
 
 #: No job has this id: it stands for the one that isn't submitted yet.
 NEW = 0
-#: With a longer queue the tries of what would start sooner are left out: each is a pass of its own.
-TRIES_QUEUE_MAX = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +56,6 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
-    """A change of the request with which it would start now: form fields to set."""
-
-    title: str
-    place: str
-    fields: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """``kind``: starts | waits | held | refused | never."""
 
@@ -72,9 +63,9 @@ class Forecast:
     title: str
     text: str = ""
     code: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
     position: int | None = None
     cards: tuple[Card, ...] = ()
-    tries: tuple[Try, ...] = ()
     max_hours: float | None = None  # of whole cards, if it runs to its time limit
     left_hours: float | None = None  # None = no limit
     fix: dict[str, str] = field(default_factory=dict)
@@ -88,24 +79,46 @@ class Forecast:
         return {"starts": "okc", "waits": "hourglass", "held": "pause", "refused": "ban", "never": "octagon"}[self.kind]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The verdict on a request, and what it was judged by. ``view`` has the job ``NEW`` in its queue; it is None where the
+    request would not get into the queue, or not take part in it."""
+
+    forecast: Forecast
+    policy: Policy
+    job: Job | None = None
+    view: Snapshot | None = None
+
+
 def forecast(request: JobRequest, *, owner: User, now: datetime) -> Forecast:
-    """About 20 queries, a pass, and at most three more passes for what would start sooner."""
+    """About 20 queries and a pass."""
+    return ask(request, owner=owner, now=now).forecast
+
+
+def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
+    """As ``forecast``."""
     policy = snapshot.policy_current()
     wanted = snapshot.request_of(request)
     # 1. What the submit itself would refuse.
     view = snapshot.build(now)
     never = never_reason(wanted, view.nodes, policy)
     if never is not None:
+        text = reason_text(never.code, never.params)
         fix = _fix(never.params)
-        return Forecast(kind="never", title=_("Never fits"), text=reason_text(never.code, never.params), code=never.code, fix=fix)
+        return Asked(
+            forecast=Forecast(kind="never", title=_("Never fits"), text=text, code=never.code, params=never.params, fix=fix), policy=policy
+        )
     quota = quota_for(owner, now=now)
     of_project = quota_for_project(request.project, now=now)
     for row in (quota, of_project):
         error = refusal_of(row, now=now) if row is not None else None
         if error is not None:
-            return Forecast(kind="refused", title=_("Would be refused"), text=error_text(error.code, error.params), code=error.code)
+            text = error_text(error.code, error.params)
+            refused = Forecast(kind="refused", title=_("Would be refused"), text=text, code=error.code, params=error.params)
+            return Asked(forecast=refused, policy=policy)
     if request.hold:
-        return Forecast(kind="held", title=_("Would be held"), text=_("It waits until you release it."), code="held")
+        text = _("It waits until you release it.")
+        return Asked(forecast=Forecast(kind="held", title=_("Would be held"), text=text, code="held"), policy=policy)
     # 2. A pass over the queue with this job in it.
     job = Job(
         id=NEW,
@@ -119,76 +132,30 @@ def forecast(request: JobRequest, *, owner: User, now: datetime) -> Forecast:
         qos=request.qos,
         **_hold(owner, request),
     )
-    decided = plan(replace(view, jobs=[*view.jobs, job]), policy)
+    view = replace(view, jobs=[*view.jobs, job])
+    decided = plan(view, policy)
     cost = _cost(quota.gpu_hours, quota.used_gpu_s)
-    placed = _placed(decided)
+    placed = next((placed for placed in decided.placements if placed.job == NEW), None)
     if placed is not None:
         cards = _cards(view, placed, policy, owner=owner.pk)
         hours = sum(card.share for card in cards) * request.time_limit_s / 3600 if request.time_limit_s and cards else None
-        return Forecast(
-            kind="starts",
-            title=_("Starts at once on %(place)s") % {"place": place_text(view, placed)},
-            cards=cards,
-            max_hours=hours,
-            **cost,
-        )
+        title = _("Starts at once on %(place)s") % {"place": place_text(view, placed)}
+        return Asked(forecast=Forecast(kind="starts", title=title, cards=cards, max_hours=hours, **cost), policy=policy, job=job, view=view)
     refusal = next(item for item in decided.refusals if item.job == NEW)
-    tries = tries_of(view, job, policy) if len(view.jobs) <= TRIES_QUEUE_MAX and job.hold is None else ()
-    return Forecast(
+    params = dict(refusal.reason.params)
+    if refusal.reason.code in ENDS_WITH_A_JOB:
+        until = Ends(view, policy).room_anywhere_at(wanted)
+        params |= {} if until is None or until == math.inf else {"until_at": iso(until)}
+    waits = Forecast(
         kind="waits",
         title=_("Waits"),
-        text=reason_text(refusal.reason.code, refusal.reason.params),
+        text=reason_text(refusal.reason.code, params),
         code=refusal.reason.code,
-        position=refusal.position,
-        tries=tries,
+        params=params,
+        position=None if job.hold is not None else refusal.position,
         **cost,
     )
-
-
-def tries_of(view: Snapshot, job: Job, policy: Policy) -> tuple[Try, ...]:
-    """Smaller requests that would start now, the nearest to what is asked first; at most three."""
-    found: list[Try] = []
-    for title, fields, request in _smaller(view, job.request):
-        if len(found) == 3:
-            break
-        placed = _placed(plan(replace(view, jobs=[*view.jobs, replace(job, id=NEW, request=request)]), policy))
-        if placed is not None:
-            found.append(Try(title=title, place=place_text(view, placed), fields=fields))
-    return tuple(found)
-
-
-def _smaller(view: Snapshot, asked: Request) -> list[tuple[str, dict[str, str], Request]]:
-    """(words, form fields, request): more nodes, then less memory, then fewer cards."""
-    ideas: list[tuple[str, dict[str, str], Request]] = []
-    if asked.gpu_count > asked.nodes:
-        for nodes in range(asked.nodes + 1, min(asked.gpu_count, len(view.nodes)) + 1):
-            if asked.gpu_count % nodes == 0:
-                title = ngettext("Spread over %(nodes)d node", "Spread over %(nodes)d nodes", nodes) % {"nodes": nodes}
-                ideas.append((title, {"nodes": str(nodes)}, replace(asked, nodes=nodes)))
-                break
-    if asked.gpu_count:
-        sizes = [gib * 1024 for gib in (80, 64, 48, 40, 32, 24, 20, 16, 12, 8, 4)]
-        below = [size for size in sizes if asked.gpu_mem_mib is None or size < asked.gpu_mem_mib]
-        for size in _startable(view, asked, below):
-            title = _("%(size)s a card instead of %(asked)s") % {
-                "size": formats.gib(size),
-                "asked": _("whole cards") if asked.gpu_mem_mib is None else formats.gib(asked.gpu_mem_mib),
-            }
-            ideas.append((title, {"gpu_mem": str(size // 1024), "mem_unit": "G"}, replace(asked, gpu_mem_mib=size)))
-    for count in (asked.gpu_count // 2, 1):
-        if 0 < count < asked.gpu_count and count % asked.nodes == 0:
-            title = ngettext("%(count)d card instead of %(asked)d", "%(count)d cards instead of %(asked)d", count)
-            ideas.append((title % {"count": count, "asked": asked.gpu_count}, {"gpu_count": str(count)}, replace(asked, gpu_count=count)))
-    return ideas
-
-
-def _startable(view: Snapshot, asked: Request, sizes: list[int]) -> list[int]:
-    """The largest of these sizes that some card has free now, if any: one pass instead of one a size."""
-    taken: dict[int, int] = defaultdict(int)
-    for part in view.slices:
-        taken[part.gpu] += 1 << 40 if part.exclusive else part.mib
-    free = max(((gpu.total_mib or 0) - taken[gpu.id] for node in view.nodes if node.takes_work for gpu in node.gpus), default=0)
-    return [size for size in sizes if size <= free + free // 12][:1]
+    return Asked(forecast=waits, policy=policy, job=job, view=view)
 
 
 def _hold(owner: User, request: JobRequest) -> dict[str, Any]:
@@ -206,10 +173,6 @@ def _cost(limit: int | None, used_s: float) -> dict[str, Any]:
 def _fix(params: Any) -> dict[str, str]:
     hint = params.get("hint_nodes")
     return {"nodes": str(hint)} if hint else {}
-
-
-def _placed(decided: Plan) -> Placement | None:
-    return next((placed for placed in decided.placements if placed.job == NEW), None)
 
 
 def place_text(view: Snapshot, placed: Placement) -> str:

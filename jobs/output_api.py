@@ -6,7 +6,6 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
-from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import QuerySet
 from django.http import HttpResponse, StreamingHttpResponse
@@ -29,6 +28,7 @@ from jobs.parameters import bad_parameter, job_find, whole_parameter
 from jobs.schemas import ArtifactSchema, LogSchema
 from jobs.selectors import attempt_latest, rank_find
 from jobs.serializers import artifact_json
+from jobs.streams import in_threads
 
 LOG_LIMIT = 262_144
 LOG_LIMIT_MAX = 1_048_576
@@ -142,16 +142,9 @@ def _file_chunks(read: Callable[[int, int], bytes], length: int) -> Iterator[byt
         at += len(data)
 
 
-async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Under ASGI a plain iterator would be read into memory as a whole before its first byte is sent."""
-    take = sync_to_async(lambda: next(chunks, b""), thread_sensitive=False)
-    while data := await take():
-        yield data
-
-
 def _download(request: Request, read: Callable[[int, int], bytes], *, length: int, name: str, content_type: str) -> HttpResponseBase:
     chunks = _file_chunks(read, length)
-    body: Iterable[bytes] | AsyncIterator[bytes] = _in_threads(chunks) if isinstance(request._request, ASGIRequest) else chunks
+    body: Iterable[bytes] | AsyncIterator[bytes] = in_threads(chunks) if isinstance(request._request, ASGIRequest) else chunks
     answer = StreamingHttpResponse(body, content_type=content_type)
     answer["Content-Length"] = str(length)
     answer["Content-Disposition"] = content_disposition_header(True, name) or "attachment"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,16 +13,16 @@ from urllib.parse import urlencode
 from django.db.models import Count, F, Prefetch, Q, QuerySet
 from django.utils.translation import gettext as _
 
-from jobs import logs, snapshot
+from jobs import logs
 from jobs.asks import ask_text
 from jobs.clone import env_is_secret
-from jobs.forecast import TRIES_QUEUE_MAX, Try, tries_of
 from jobs.lifecycle import FINAL, LIVE, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
-from jobs.scheduler import fits
-from jobs.selectors import jobs_visible_to, wait_ahead
+from jobs.outlooks import Told, told_read
+from jobs.selectors import jobs_visible_to
 from jobs.timeline import timeline
-from jobs.wording import end_text, event_text, reason_text
+from jobs.waiting_page import jobs_waiting, where_text
+from jobs.wording import end_text, event_text
 from nodes import formats, telemetry
 from nodes.serializers import uuid_short
 from quotas.models import Project, User
@@ -31,7 +31,6 @@ PAGE = 50
 EVENTS_ASIDE = 8
 #: So many of a job's latest events make its time line.
 EVENTS_MOST = 1000
-NODES_MOST = 40
 PLACES_MOST = 2
 
 # --- the list -----------------------------------------------------------------------------------------------------
@@ -134,12 +133,19 @@ def state_of(job: Job) -> str:
     return "HELD" if job.held and job.state == JobState.WAITING else job.state
 
 
-def row_data(job: Job) -> dict[str, Any]:
-    """One row of the list; ``job`` loaded by ``jobs_with_places``."""
+def rows_data(jobs: Iterable[Job], *, now: datetime) -> list[dict[str, Any]]:
+    """Rows of the list; ``jobs`` loaded by ``jobs_with_places``. One round trip to Redis."""
+    shown = list(jobs)
+    told = told_read(jobs_waiting(shown))
+    return [row_data(job, told.get(job.pk), now=now) for job in shown]
+
+
+def row_data(job: Job, told: Told | None, *, now: datetime) -> dict[str, Any]:
     attempt = job.current[0] if job.current else None  # type: ignore[attr-defined]
     place = place_of(list(attempt.ranks.all())) if attempt is not None else ""
+    start, start_title = "", ""
     if job.state == JobState.WAITING:
-        text = reason_text(job.wait_code, job.wait_params)
+        start, start_title, text = where_text(job, told, now=now)
     elif job.state in LIVE or job.state == JobState.SUCCEEDED:
         text = place
     else:
@@ -149,6 +155,8 @@ def row_data(job: Job) -> dict[str, Any]:
         "state": state_of(job),
         "asks": ask_text(job),
         "text": text,
+        "start": start,
+        "start_title": start_title,
         "is_final": job.is_final,
         "can_cancel": not job.is_final and not job.want_cancel,
         "ran_from": job.started_at if job.state in LIVE or job.is_final else None,
@@ -284,56 +292,6 @@ def cards_data(ranks: Sequence[Rank], *, now: datetime) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-# --- why it waits ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWhy:
-    name: str
-    models: str
-    text: str
-    fits: bool
-
-
-def _room_text(queued: Any, ahead: int | None) -> str:
-    """Why a node that has room does not get the job: a limit, else who is ahead. ``queued``: the scheduler's view of the job."""
-    if queued is not None and queued.hold == "cards_exceeded":
-        return _("Has room now; the limit on cards held at once leaves %(room)d, and this job asks for %(needed)d.") % queued.hold_params
-    if queued is not None and queued.hold == "quota_exceeded":
-        return _("Has room now; the quota of GPU-hours is used up.")
-    return _("Has room now; jobs ahead come first.") if ahead else _("Has room now; the next pass looks again.")
-
-
-def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
-    """The sentence, the place in the queue, what each node lacks, and what would start sooner. About 20 queries."""
-    ahead = None if job.held else wait_ahead(job)
-    data: dict[str, Any] = {
-        "sentence": reason_text(job.wait_code, job.wait_params),
-        "ahead": ahead,
-        "position": None if ahead is None else ahead + 1,
-        "nodes": (),
-        "tries": (),
-    }
-    if job.held:
-        return data
-    view = snapshot.build(now)
-    policy = snapshot.policy_current()
-    request = snapshot.request_of(job)
-    queued = next((item for item in view.jobs if item.id == job.pk), None)
-    whys = []
-    for node in sorted(view.nodes, key=lambda node: node.name)[:NODES_MOST]:
-        reason = fits(request, node, view.slices, policy)
-        text = reason_text(reason.code, reason.params) if reason else _room_text(queued, ahead)
-        models = formats.models_text(gpu.model for gpu in node.gpus) or _("no GPU")
-        whys.append(NodeWhy(name=node.name, models=models, text=text, fits=reason is None))
-    tries: tuple[Try, ...] = ()
-    if queued is not None and queued.hold is None and len(view.jobs) <= TRIES_QUEUE_MAX:
-        # In its place, not beside it: what is kept for this job would stand in the way of a smaller one behind it.
-        rest = replace(view, jobs=[item for item in view.jobs if item.id != job.pk])
-        tries = tries_of(rest, queued, policy)
-    return data | {"nodes": whys, "tries": tries, "queue": len(view.jobs)}
 
 
 # --- the other tabs -----------------------------------------------------------------------------------------------

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import submit_views, views
+from jobs import sooner_views, submit_views, views
 
 urlpatterns = [
     path("", views.job_list, name="job-list"),
     path("newer/", views.job_newer, name="job-newer"),
+    path("starts/", views.job_starts, name="job-starts"),
     path("rows/", views.job_rows, name="job-rows"),
     path("cancel/", views.jobs_cancel, name="jobs-cancel"),
     path("new/", submit_views.job_new, name="job-new"),
+    path("new/sooner/", sooner_views.new_sooner, name="job-new-sooner"),
     path("new/check/", submit_views.job_check, name="job-check"),
     path("<int:id>/", views.job_detail, name="job-detail"),
     path("<int:id>/log/", views.job_detail, {"tab": "log"}, name="job-log"),
@@ -19,6 +21,8 @@ urlpatterns = [
     path("<int:id>/files/", views.job_detail, {"tab": "files"}, name="job-files"),
     path("<int:id>/request/", views.job_detail, {"tab": "request"}, name="job-request"),
     path("<int:id>/row/", views.job_row, name="job-row"),
+    path("<int:id>/start/", views.job_start, name="job-start"),
+    path("<int:id>/sooner/", sooner_views.job_sooner, name="job-sooner"),
     path("<int:id>/live/", views.job_live, name="job-live"),
     path("<int:id>/cards/", views.job_cards, name="job-cards"),
     path("<int:id>/cancel/", views.job_cancel, name="job-cancel"),

@@ -14,6 +14,7 @@ _INVALID_STATE = {
     "": gettext_lazy("Job %(job)s is %(state)s; this is not possible now."),
     "cancel": gettext_lazy("Job %(job)s can't be cancelled: it is %(state)s."),
     "hold": gettext_lazy("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
+    "alternatives": gettext_lazy("Job %(job)s is %(state)s; only for a waiting job there is something that starts sooner."),
     "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
 }
 
@@ -82,6 +83,8 @@ ERRORS: dict[str, Sentence] = {
     "qos_staff": _template(
         gettext_lazy("Only an admin may submit with the quality of service %(value)s: it raises the priority by %(points)d.")
     ),
+    "not_boolean": _template(gettext_lazy("%(value)s is neither 0 nor 1.")),
+    "estimates_busy": lambda p: _("Too many estimates are being made just now; ask again in a few seconds."),
     "log_gone": lambda p: _("There is no such attempt or rank of this job."),
 }
 

@@ -9,12 +9,24 @@ from rest_framework import serializers
 from jobs.lifecycle import JobState, OnNodeLoss
 
 
+class EstimateSchema(serializers.Serializer[Any]):
+    p50 = serializers.DateTimeField(allow_null=True, help_text="The job starts by then in one of two cases; null: not known.")
+    p90 = serializers.DateTimeField(allow_null=True, help_text="In nine of ten.")
+    later_than = serializers.DateTimeField(allow_null=True, help_text="The forecast ended there; what is null above is later.")
+    text = serializers.CharField(help_text="In the language of Accept-Language.")
+    place = serializers.CharField(help_text="Where, if all goes as for p50; empty: not known.")
+    made_at = serializers.DateTimeField()
+    age_s = serializers.FloatField()
+    is_stale = serializers.BooleanField(help_text="Older than 15 s: a new one is being made.")
+
+
 class WaitSchema(serializers.Serializer[Any]):
     code = serializers.CharField()
     params = serializers.DictField()
     text = serializers.CharField(help_text="In the language of Accept-Language.")
     position = serializers.IntegerField(allow_null=True, help_text="1 = head of the queue; null while held, and in the answer of a submit.")
     checked_at = serializers.DateTimeField(allow_null=True)
+    estimate = EstimateSchema(allow_null=True, help_text="null: none has been made yet, or the job is held.")
 
 
 class EndSchema(serializers.Serializer[Any]):
@@ -132,6 +144,35 @@ class WhySchema(serializers.Serializer[Any]):
     position = serializers.IntegerField(allow_null=True)
     checked_at = serializers.DateTimeField(allow_null=True)
     ahead = serializers.IntegerField(allow_null=True)
+    estimate = EstimateSchema(allow_null=True)
+
+
+class AlternativeSchema(serializers.Serializer[Any]):
+    text = serializers.CharField(help_text="What is other than asked for, in the language of Accept-Language.")
+    set = serializers.DictField(help_text="Fields of a submit to set; null = leave it out. `constraints` is merged.")
+    p50 = serializers.DateTimeField()
+    p90 = serializers.DateTimeField(allow_null=True)
+    start = serializers.CharField(help_text="Both times in words.")
+    place = serializers.CharField()
+    command = serializers.CharField(help_text="The same as a line of the shell.")
+
+
+class ForecastSchema(serializers.Serializer[Any]):
+    verdict = serializers.ChoiceField(choices=["starts", "waits", "held", "refused", "never"])
+    code = serializers.CharField(help_text="Empty for starts.")
+    params = serializers.DictField()
+    text = serializers.CharField(help_text="In the language of Accept-Language.")
+    position = serializers.IntegerField(allow_null=True)
+    p50 = serializers.DateTimeField(allow_null=True)
+    p90 = serializers.DateTimeField(allow_null=True)
+    later_than = serializers.DateTimeField(allow_null=True, help_text="The estimate was cut off there; what is null above is later.")
+    start = serializers.CharField(help_text="When it starts, in words; empty: not known.")
+    place = serializers.CharField()
+    age_s = serializers.FloatField(help_text="How old what it was judged by is.")
+
+
+class ForecastFullSchema(ForecastSchema):
+    alternatives = AlternativeSchema(many=True, help_text="At most five that start sooner, the nearest to what was asked first.")
 
 
 class ArtifactSchema(serializers.Serializer[Any]):

@@ -6,6 +6,7 @@ from django.db.models import Q, QuerySet
 
 from jobs.lifecycle import JobState
 from jobs.models import Attempt, Job, Rank
+from jobs.outlooks import Told, told_read
 from quotas.models import User
 
 
@@ -27,6 +28,19 @@ def wait_ahead(job: Job) -> int:
         | Q(priority=job.priority, submitted_at=job.submitted_at, pk__lt=job.pk)
     )
     return Job.objects.filter(before, state=JobState.WAITING, held=False, want_cancel=False).count()
+
+
+def told_of(job: Job) -> Told | None:
+    """What the latest forecast says of a job that waits and is not held. One round trip to Redis."""
+    return told_read([job.pk]).get(job.pk) if job.state == JobState.WAITING and not job.held else None
+
+
+def queue_position(job: Job, told: Told | None) -> int | None:
+    """Place in the queue, 1 = head; None for a job that does not take part. By the latest forecast; before there is one,
+    by time of submit (one query)."""
+    if job.state != JobState.WAITING or job.held:
+        return None
+    return told.position if told is not None else wait_ahead(job) + 1
 
 
 def attempt_latest(job: Job) -> Attempt | None:

@@ -7,10 +7,12 @@ nothing here causes a query. jobs/schemas.py describes it for OpenAPI; a test co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from django.conf import settings
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -18,6 +20,7 @@ from rest_framework import serializers
 from jobs import needs, parsing, refusals, wording
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
+from jobs.outlooks import Told, iso, reason_dated
 from jobs.requests import JobRequest
 from jobs.snapshot import policy_current
 from nodes.serializers import uuid_short
@@ -248,11 +251,33 @@ def _iso(at: Any) -> str | None:
     return at.isoformat().replace("+00:00", "Z") if at is not None else None
 
 
-def wait_json(job: Job, *, position: int | None) -> dict[str, Any] | None:
+def wait_json(job: Job, *, position: int | None, told: Told | None = None) -> dict[str, Any] | None:
     if job.state != JobState.WAITING:
         return None
-    text = wording.reason_text(job.wait_code, job.wait_params)
-    return {"code": job.wait_code, "params": job.wait_params, "text": text, "position": position, "checked_at": _iso(job.wait_at)}
+    now = timezone.now()
+    params = reason_dated(job.wait_code, job.wait_params, told, now=now)
+    return {
+        "code": job.wait_code,
+        "params": params,
+        "text": wording.reason_text(job.wait_code, params),
+        "position": position,
+        "checked_at": _iso(job.wait_at),
+        "estimate": None if told is None or job.held else estimate_json(told, now=now),
+    }
+
+
+def estimate_json(told: Told, *, now: datetime) -> dict[str, Any]:
+    """When it will probably start, as it was told at ``told.at``."""
+    return {
+        "p50": iso(told.p50),
+        "p90": iso(told.p90),
+        "later_than": iso(told.after),
+        "text": wording.start_text(told.p50, told.p90, told.after, now=now),
+        "place": told.place,
+        "made_at": iso(told.at),
+        "age_s": round(told.age_s(now), 1),
+        "is_stale": told.is_stale(now),
+    }
 
 
 def end_json(job: Job) -> dict[str, Any] | None:
@@ -300,6 +325,7 @@ def job_json(
     reader: User,
     attempt: Attempt | None,
     position: int | None = None,
+    told: Told | None = None,
     log_length: Callable[[str], int] | None = None,
 ) -> dict[str, Any]:
     """``job`` with owner and project loaded. The values of its environment are its owner's alone: others see names."""
@@ -333,7 +359,7 @@ def job_json(
         "held_why": job.held_why,
         "want_cancel": job.want_cancel,
         "kind": job.kind,
-        "wait": wait_json(job, position=position),
+        "wait": wait_json(job, position=position, told=told),
         "end": end_json(job),
         "attempt": attempt_json(attempt, log_length=log_length) if attempt is not None else None,
         "submitted_at": _iso(job.submitted_at),

@@ -44,7 +44,7 @@ SIZES = (4, 8, 16, 24, 40, 80)
 #: Fields that a link may set: /jobs/new/?gpu_mem=24
 LINKED = (
     *("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project"),
-    *("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "host_unit", "queue", "qos"),
+    *("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "host_unit", "exclusive", "queue", "qos"),
 )
 #: So many models and labels are offered to choose from; others may be typed.
 MODELS_MOST = 12

@@ -6,17 +6,26 @@ import logging
 from typing import Any
 
 from celery import shared_task
+from django.conf import settings
 from django.utils import timezone
 
+from jobs.forecaster import forecast_wanted
+from jobs.services.schedule import PassResult
 from jobs.services.schedule import schedule_pass as pass_do
 from jobs.services.upkeep import ranks_silence, upkeep_run
 
 log = logging.getLogger(__name__)
 
 
+def _told(result: PassResult | None) -> None:
+    if result is not None and settings.MAKES_FORECASTS:
+        forecast_wanted(waiting=result.waiting)
+
+
 @shared_task(name="jobs.tasks.schedule_pass")
 def schedule_pass() -> Any:
     result = pass_do()
+    _told(result)
     if result is not None and result.started:
         log.info(
             "pass: %d started, %d waiting; %.0f + %.0f + %.0f + %.0f ms",
@@ -28,7 +37,7 @@ def schedule_pass() -> Any:
 def schedule_sweep() -> None:
     """Every 3 s: enough by itself, should every nudge be lost. Steps aside for a pass that is running."""
     ranks_silence(now=timezone.now())
-    pass_do(wait_s=0.0)
+    _told(pass_do(wait_s=0.0))
 
 
 @shared_task(name="jobs.tasks.upkeep")

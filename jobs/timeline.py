@@ -90,7 +90,7 @@ def timeline(job: Job, events: Sequence[JobEvent], *, now: datetime, places: dic
         text = _("until its time limit, %(at)s") % {"at": formats.clock_text(limit, now=now)}
         bars.append(Bar(kind="plan", x=x(end), w=round(100 - x(end), 2), text=text, title=text))
     pins = tuple(pin for event in events if (pin := _pin(event, x(event.at))) is not None)
-    return Timeline(bars=tuple(bars), pins=pins, ticks=_ticks(begin, last, now=now), now_x=None if is_over else x(end))
+    return Timeline(bars=tuple(bars), pins=pins, ticks=ticks(begin, last, now=now), now_x=None if is_over else x(end))
 
 
 def _limit(job: Job) -> datetime | None:
@@ -147,22 +147,22 @@ def _pin(event: JobEvent, x: float) -> Pin | None:
     return Pin(x=x, tone=found[0], icon=found[1], title=title)
 
 
-def _ticks(begin: datetime, end: datetime, *, now: datetime) -> tuple[Tick, ...]:
+def ticks(begin: datetime, end: datetime, *, now: datetime) -> tuple[Tick, ...]:
     """Round times in the reader's zone, at most five, none at the very edges."""
     whole = (end - begin).total_seconds()
     step = next((step for step in STEPS if whole / step <= 5), math.ceil(whole / 5))
     zone = timezone.get_current_timezone()
     first = _round_up(begin, step, zone)
-    ticks = []
+    found = []
     at = first
     while at <= end:
         x = 100 * (at - begin).total_seconds() / whole
         if 2 <= x <= 98:
             local = timezone.localtime(at)
             text = f"{local:%H:%M:%S}" if step < 60 else f"{local:%H:%M}" if step < 86_400 else formats.date_text(at, now=now)
-            ticks.append(Tick(x=round(x, 2), text=text))
+            found.append(Tick(x=round(x, 2), text=text))
         at += timedelta(seconds=step)
-    return tuple(ticks)
+    return tuple(found)
 
 
 def _round_up(at: datetime, step: int, zone: ZoneInfo | object) -> datetime:

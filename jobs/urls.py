@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import api, output_api
+from jobs import api, estimate_api, output_api
 
 urlpatterns = [
     path("jobs/", api.JobListView.as_view(), name="api-jobs"),
     path("jobs/submit", api.JobSubmitView.as_view(), name="api-job-submit"),
+    path("jobs/estimate", estimate_api.JobEstimateView.as_view(), name="api-job-estimate"),
     path("jobs/<int:id>", api.JobDetailView.as_view(), name="api-job-detail"),
     path("jobs/<int:id>/cancel", api.JobCancelView.as_view(), name="api-job-cancel"),
     path("jobs/<int:id>/hold", api.JobHoldView.as_view(), name="api-job-hold"),
     path("jobs/<int:id>/release", api.JobReleaseView.as_view(), name="api-job-release"),
     path("jobs/<int:id>/why", api.JobWhyView.as_view(), name="api-job-why"),
+    path("jobs/<int:id>/alternatives", estimate_api.JobAlternativesView.as_view(), name="api-job-alternatives"),
     path("jobs/<int:id>/events", api.JobEventsView.as_view(), name="api-job-events"),
     path("jobs/<int:id>/logs", output_api.JobLogsView.as_view(), name="api-job-logs"),
     path("jobs/<int:id>/logs/download", output_api.JobLogDownloadView.as_view(), name="api-job-log-download"),

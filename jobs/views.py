@@ -21,10 +21,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from jobs import page_data, refusals, services
+from jobs import page_data, refusals, services, waiting_page
 from jobs.errors import InvalidState
 from jobs.ladder import ladder_latest
-from jobs.lifecycle import LIVE
+from jobs.lifecycle import LIVE, JobState
 from jobs.models import Job
 from jobs.selectors import jobs_visible_to
 from nodes.text import text_clean
@@ -70,11 +70,12 @@ def job_list(request: HttpRequest) -> HttpResponse:
     user = reader(request)
     filters = page_data.Filters.of(request.GET)
     page = Paginator(page_data.jobs_with_places(page_data.jobs_listed(user, filters)), page_data.PAGE).get_page(request.GET.get("page"))
-    rows = [page_data.row_data(job) for job in page]
+    rows = page_data.rows_data(page, now=timezone.now())
     context: dict[str, Any] = {
         "filters": filters,
         "page": page,
         "rows": rows,
+        "waiting_ids": waiting_page.jobs_waiting([row["job"] for row in rows]),
         "newest": rows[0]["job"].pk if rows else 0,
         "counts": page_data.state_counts(user, filters),
         "states": [(name, filters.query(state=name)) for name in ("", *page_data.STATES)],
@@ -110,7 +111,7 @@ def job_rows(request: HttpRequest) -> HttpResponse:
     if not is_piece(request):
         return HttpResponseRedirect(reverse("job-list"))
     jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=[int(pk) for pk in shown]))
-    rows = [page_data.row_data(job) for job in jobs if page_data.state_of(job) != shown[str(job.pk)]]
+    rows = page_data.rows_data((job for job in jobs if page_data.state_of(job) != shown[str(job.pk)]), now=timezone.now())
     return render(request, "jobs/_rows.html", {"rows": rows, "oob": True})
 
 
@@ -120,7 +121,19 @@ def job_row(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     if not is_piece(request):
         return HttpResponseRedirect(reverse("job-detail", args=[id]))
-    return render(request, "jobs/_row.html", {"row": page_data.row_data(job)})
+    return render(request, "jobs/_row.html", {"row": page_data.rows_data([job], now=timezone.now())[0]})
+
+
+@login_required
+@require_safe
+def job_starts(request: HttpRequest) -> HttpResponse:
+    """Of ?id=42&id=…: when those that wait will probably start, each replacing its twin in the list."""
+    if not is_piece(request):
+        return HttpResponseRedirect(reverse("job-list"))
+    texts = request.GET.getlist("id")[: 2 * page_data.PAGE]
+    ids = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19]
+    jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=ids, state=JobState.WAITING))
+    return render(request, "jobs/_starts.html", {"rows": page_data.rows_data(jobs, now=timezone.now())})
 
 
 @login_required
@@ -157,7 +170,7 @@ def job_detail(request: HttpRequest, id: int, tab: str = "log") -> HttpResponse:
     job = _loaded(request, id)
     context = page_data.job_page(job, now=now) | {"tab": tab}
     if context["is_waiting"]:
-        context["why"] = page_data.why_data(job, now=now)
+        context["why"] = waiting_page.why_data(job, now=now)
     elif job.state in LIVE:
         context["cards"] = page_data.cards_data(context["ranks"], now=now)
     if tab == "log":
@@ -192,10 +205,22 @@ def _live(request: HttpRequest, job: Job) -> HttpResponse:
         # A new attempt has begun since the page was made: its log takes the place of what was shown.
         context |= page_data.log_data(job, context["attempts"], {}) | {"new_log": True}
     if context["is_waiting"]:
-        context["why"] = page_data.why_data(job, now=now)
+        context["why"] = waiting_page.why_data(job, now=now)
     elif job.state in LIVE:
         context["cards"] = page_data.cards_data(context["ranks"], now=now)
     return render(request, "jobs/_live.html", context)
+
+
+@login_required
+@require_safe
+def job_start(request: HttpRequest, id: int) -> HttpResponse:
+    """Why it waits and when it will probably start, by the latest forecast."""
+    job = job_get(request, id)
+    if not is_piece(request):
+        return HttpResponseRedirect(reverse("job-detail", args=[id]))
+    if job.state != JobState.WAITING:
+        return HttpResponse(status=204)  # the socket says the rest
+    return render(request, "jobs/_lead.html", {"job": job, "why": waiting_page.lead_data(job, now=timezone.now())})
 
 
 @login_required

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC, timedelta, tzinfo
+from datetime import timezone as fixed_zone
 from http import HTTPStatus
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -93,12 +96,29 @@ def _zone_of(request: HttpRequest) -> ZoneInfo:
     return ZoneInfo(settings.INSTALLATION_ZONE)
 
 
+_OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)")
+
+
+def _zone_asked(request: HttpRequest) -> tzinfo:
+    """``Time-Zone: Asia/Shanghai`` or ``+08:00``; UTC without it, and for what is no zone."""
+    name = request.headers.get("Time-Zone", "")[:64]
+    offset = _OFFSET.fullmatch(name)
+    try:
+        if offset is not None:
+            shift = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
+            return fixed_zone(-shift if offset[1] == "-" else shift)
+        return ZoneInfo(name or "UTC")
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return UTC
+
+
 def user_zone(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Pages tell times in the reader's zone; the API speaks UTC."""
+    """Pages tell times in the reader's zone; the API speaks UTC. Its sentences are in the zone of the header ``Time-Zone``."""
 
     def answer(request: HttpRequest) -> HttpResponseBase:
         if request.path.startswith(API_PREFIX):
-            response: HttpResponseBase = get_response(request)
+            with timezone.override(_zone_asked(request)):
+                response: HttpResponseBase = get_response(request)
         else:
             with timezone.override(_zone_of(request)):  # threads are used again: what is set must be taken back
                 response = get_response(request)

@@ -381,8 +381,10 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 }
 
 # --- NebulaGrid's own; docs/settings.md explains each -----------------------------------------------------------
+MAKES_FORECASTS = env("ROLE") == "worker"  # a thread beside the passes; elsewhere they would only be in the way
 THROTTLE_ANONYMOUS = env("THROTTLE_ANONYMOUS", "5/60")  # burst / seconds to refill it, per address (D17)
 THROTTLE_SUBMIT = env("THROTTLE_SUBMIT", "300/15")  # 20 a second, burst 300, per user
+THROTTLE_ESTIMATE = env("THROTTLE_ESTIMATE", "60/60")  # what-ifs, per user
 THROTTLE_AGENT = env("THROTTLE_AGENT", "1000/10")  # per node
 TRUSTED_PROXIES = env_int("TRUSTED_PROXIES", 0)  # how many of our own proxies append to X-Forwarded-For
 if TRUSTED_PROXIES > 0:

@@ -1,7 +1,7 @@
 """How often somebody may call: a token bucket in Redis, changed by one atomic script (D17).
 
 ``throttle_allow(scope, ident)`` is all that other rooms need. Scopes and their settings, each ``burst/seconds`` (the
-seconds in which an empty bucket fills up) or ``off``: anonymous (THROTTLE_ANONYMOUS), submit, agent.
+seconds in which an empty bucket fills up) or ``off``: anonymous (THROTTLE_ANONYMOUS), submit, estimate, agent.
 While Redis is away each process counts by itself: weaker, but never open and never closed to all.
 """
 
@@ -124,7 +124,7 @@ def throttle_reset() -> None:
 
 
 def throttle_allow(scope: str, ident: str) -> tuple[bool, float]:
-    """Takes one call of ``ident`` in ``scope`` (anonymous | submit | agent): (allowed, seconds until the next is).
+    """Takes one call of ``ident`` in ``scope`` (anonymous | submit | estimate | agent): (allowed, seconds until the next is).
 
     At most one round trip to Redis; never raises because Redis is away.
     """
@@ -180,6 +180,17 @@ class SubmitThrottle(BaseThrottle):
 
     def allow_request(self, request: Request, view: Any) -> bool:
         allowed, self._wait = throttle_allow("submit", f"user:{request.user.pk}")
+        return allowed
+
+    def wait(self) -> float:
+        return self._wait
+
+
+class EstimateThrottle(BaseThrottle):
+    """A signed-in user's what-ifs: each may cost seconds of CPU. 60 a minute by default."""
+
+    def allow_request(self, request: Request, view: Any) -> bool:
+        allowed, self._wait = throttle_allow("estimate", f"user:{request.user.pk}")
         return allowed
 
     def wait(self) -> float:

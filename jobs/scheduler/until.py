@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 
 from jobs.scheduler.estimate import remaining_likely_s
 from jobs.scheduler.need import Need, cards_per_node, foreign_counted_mib, free_mib, need_on, node_mismatch, request_error
-from jobs.scheduler.types import Gpu, Policy, Request, Slice, Snapshot
+from jobs.scheduler.types import Gpu, Node, Policy, Request, Slice, Snapshot
 
 
 class Ends:
@@ -28,15 +29,26 @@ class Ends:
         None = the end of no job brings that, or it has the room now. The host's cores and memory are not looked at.
         """
         found = self._nodes.get(node)
-        if found is None or not found.takes_work or request.gpu_count < 1 or request_error(request) is not None:
+        at = None if found is None else self._node_at(request, found)
+        return at if at is not None and at > self._now else None
+
+    def room_anywhere_at(self, request: Request) -> float | None:
+        """When as many nodes as the request asks for have room for a rank each; None as in ``room_at``."""
+        times = sorted(at for node in self._nodes.values() if (at := self._node_at(request, node)) is not None)
+        if request.nodes < 1 or len(times) < request.nodes or times[request.nodes - 1] <= self._now:
             return None
-        if node_mismatch(request, found) is not None:
+        return times[request.nodes - 1]
+
+    def next_end(self) -> float:
+        """When the first of the running jobs is expected to end; inf = none runs."""
+        return min(self._ends.values(), default=math.inf)
+
+    def _node_at(self, request: Request, node: Node) -> float | None:
+        if not node.takes_work or request.gpu_count < 1 or request_error(request) is not None or node_mismatch(request, node) is not None:
             return None
-        times = sorted(at for gpu in found.gpus if (at := self._card_at(request, gpu)) is not None)
+        times = sorted(at for gpu in node.gpus if (at := self._card_at(request, gpu)) is not None)
         wanted = cards_per_node(request)
-        if len(times) < wanted or times[wanted - 1] <= self._now:
-            return None
-        return times[wanted - 1]
+        return times[wanted - 1] if len(times) >= wanted else None
 
     def _card_at(self, request: Request, gpu: Gpu) -> float | None:
         need = need_on(request, gpu, self._policy)

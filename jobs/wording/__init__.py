@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jobs.wording import waits
 from jobs.wording.ends import ENDS, EVENTS, end_reason_text, requeued
 from jobs.wording.numbers import Params, Sentence, duration, gib, said
+from jobs.wording.starts import about, start_text, with_time
 from jobs.wording.waits import quota_sentence
 from nodes.wording import advice_text
 
@@ -21,6 +22,7 @@ __all__ = [
     "REASONS",
     "Params",
     "Sentence",
+    "about",
     "advice_text",
     "duration",
     "end_reason_text",
@@ -31,6 +33,7 @@ __all__ = [
     "quota_sentence",
     "reason_text",
     "said",
+    "start_text",
     "why_text",
 ]
 
@@ -39,8 +42,8 @@ REASONS: dict[str, Sentence] = {**waits.REASONS, "requeued": requeued}
 
 
 def reason_text(code: str, params: Params | None = None) -> str:
-    """Why a job waits, or why it can never run."""
-    return said(REASONS, code, params)
+    """Why a job waits, or why it can never run. With ``until_at`` or ``starts_at`` in the params also until about when."""
+    return with_time(said(REASONS, code, params), params or {})
 
 
 def end_text(job: Job) -> str:

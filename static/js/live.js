@@ -7,6 +7,7 @@
        {"topic":"pool","jobs":5}    → pool:jobs         {"topic":"pool","node":3}  → pool:nodes
        {"topic":"pool","cells":…}   → pool:cells        {"topic":"user.1"}         → user:1
        {"topic":"job.42","log":9}   → job:42:log        (output has arrived; the job itself is as it was)
+       {"topic":"job.42","estimate":1} → job:42:estimate (so is it here: another estimate of its start)
    The same event comes at most once in 1.5 s: at once, and the last one again at the end (pool:cells: always).
    After a gap (a lost connection, a hidden tab) every topic's events come once, with detail {gap:true}: what was missed is
    fetched. A message that comes while a piece is being fetched reaches the old piece alone, so the new one fetches itself
@@ -48,7 +49,7 @@ function soon(name, detail) {
 
 function names(message) {
   const [kind, id] = message.topic.split(".");
-  if (kind !== "pool") return ["log" in message ? `${kind}:${id}:log` : `${kind}:${id}`];
+  if (kind !== "pool") return [`${kind}:${id}${"log" in message ? ":log" : "estimate" in message ? ":estimate" : ""}`];
   return [["jobs", "jobs"], ["node", "nodes"], ["cells", "cells"]].filter(([key]) => key in message).map(([, name]) => `pool:${name}`);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from pytest_django.fixtures import Settings
 from jobs import snapshot
 from jobs.forecast import Forecast, forecast
 from jobs.models import Job, Rank, Slice
+from jobs.outlooks import iso
 from jobs.requests import JobRequest
 from jobs.services import job_submit
 from jobs.services.schedule import pass_run
+from jobs.wording import about
 from quotas.models import User
 from quotas.services import project_personal
 from tests.factories import attempt_make, gpu_make, job_make, node_make, user_make
@@ -77,14 +80,14 @@ def test_what_waits_gets_the_reason_of_the_pass(lin: User) -> None:
     assert "node03" in found.text
 
 
-def test_a_try_that_is_offered_starts(lin: User) -> None:
+def test_what_waits_says_until_when(lin: User) -> None:
+    now = timezone.now()
     gpu = gpu_make(node_make("node03"))
-    attempt_make(job_make(state="RUNNING", epoch=1), gpus=(gpu,), mib=12_000)
+    attempt_make(job_make(state="RUNNING", epoch=1, started_at=now, time_limit_s=7200), gpus=(gpu,), mib=12_000)
     found = told(lin, gpu_mem_mib=16_384)
-    assert found.tries
-    for one in found.tries:
-        mib = int(one.fields["gpu_mem"]) * 1024
-        assert told(lin, gpu_mem_mib=mib).kind == "starts"
+    # The only job there ends in 2 h at the latest.
+    assert found.params["until_at"] == iso((now + timedelta(hours=2)).timestamp())
+    assert f"until about {about(now + timedelta(hours=2))}" in found.text
 
 
 def test_what_never_fits_says_so_with_numbers_and_a_way_out(lin: User) -> None:

@@ -306,11 +306,12 @@ def test_a_job_of_two_nodes_names_both(lin: User) -> None:
     assert "node01 gpu1; node02 gpu2 and 1 more" in page
 
 
-def test_a_waiting_job_is_told_what_would_start_now(lin: User) -> None:
+def test_a_waiting_job_is_told_what_would_start_sooner(lin: User) -> None:
     gpu = gpu_make(node_make("node01"))
     attempt_make(job_make(state="RUNNING", epoch=1), gpus=(gpu,), mib=12_000)
     job = job_make(lin, gpu_mem_mib=20_480, wait_code="gpu_memory", wait_params={})
-    page = text_of(browser(lin), f"/jobs/{job.pk}/")
+    assert f'data-stream="/jobs/{job.pk}/sooner/"' in text_of(browser(lin), f"/jobs/{job.pk}/")
+    page = text_of(browser(lin), f"/jobs/{job.pk}/sooner/")
     # 24,564 − 12,000 = 12,564 MiB are free, so that 12 GiB start; 20 GiB take the whole card.
     assert "12\N{NO-BREAK SPACE}GiB a card instead of 20\N{NO-BREAK SPACE}GiB" in page
     assert f"/jobs/new/?from=job:{job.pk}&amp;gpu_mem=12&amp;mem_unit=G" in page
