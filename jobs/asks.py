@@ -45,7 +45,7 @@ def need_rows(job: Job) -> list[tuple[str, str]]:
     rows += [(name, str(asked[key])) for key, name in (("arch", _("Architecture")), ("vendor", _("Vendor"))) if asked.get(key)]
     rows += [(name, newer % {"version": asked[key]}) for key, name in (("cuda_min", "CUDA"), ("driver_min", _("Driver"))) if asked.get(key)]
     if asked.get("labels"):
-        rows.append((_("Node labels"), ", ".join(f"{key}={value}" for key, value in asked["labels"].items())))
+        rows.append((_("Node labels"), ", ".join(f"{key}={value}" for key, value in sorted(asked["labels"].items()))))
     if asked.get("cpu_milli"):
         rows.append((_("CPU cores"), each % {"amount": cores(asked["cpu_milli"])}))
     if asked.get("host_mem_mib"):

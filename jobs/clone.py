@@ -55,7 +55,7 @@ def initial_from(job: Job, *, reader: User) -> tuple[dict[str, Any], list[str]]:
         "host_mem": _amount(host_mib),
         "host_unit": _unit(host_mib),
         **{key: asked.get(key, "") for key in KIND},
-        "labels": "\n".join(f"{key}={value}" for key, value in (asked.get("labels") or {}).items()),
+        "labels": "\n".join(f"{key}={value}" for key, value in sorted((asked.get("labels") or {}).items())),
         "time": "" if job.time_limit_s is None else clock_of(job.time_limit_s),
         "checkpoint": job.checkpoint,
         "env": "\n".join(env),

@@ -94,7 +94,7 @@ class LabelsForm(forms.Form):
 @staff_only
 def node_labels(request: HttpRequest, name: str) -> HttpResponse:
     node = get_object_or_404(Node, name=name)
-    before = "\n".join(f"{key}={value}" for key, value in node.labels.items())
+    before = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
     form = LabelsForm(request.POST if request.method == "POST" else None, initial={"labels": before})
     if request.method == "POST" and form.is_valid():
         try:

@@ -77,3 +77,18 @@ def test_a_version_that_nobody_knows_is_called_unknown() -> None:
     client.force_login(job.owner)
     page = told(client.get(f"/jobs/{job.pk}/").content.decode())
     assert "Asks for CUDA 12.4 or newer; this node does not tell what it runs." in page
+
+
+def test_a_job_that_wants_nobody_beside_it_holds_the_whole_card_and_its_page_says_so() -> None:
+    lab = Lab()
+    lab.node("node01", 24_564, labels={"rack": "r2", "a": "1", "zz": ""})
+    job = lab.submit(gpu_mem_mib=4096, constraints={"exclusive": True})
+    other = lab.submit(gpu_mem_mib=4096)
+    lab.schedule()
+    (part,) = lab.slices(job)
+    assert (part.mib, part.is_exclusive, part.share) == (24_564, True, 1.0)
+    assert lab.slices(other) == []
+    client = Client()
+    client.force_login(job.owner)
+    assert "1 × 4 GiB, alone on its card" in told(client.get(f"/jobs/{job.pk}/request/").content.decode())
+    lab.check()

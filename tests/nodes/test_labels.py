@@ -104,7 +104,7 @@ def test_staff_types_all_labels_and_everybody_reads_them(client: Client) -> None
     node_make("node01", labels={"rack": "r1", "old": "x"})
     client.force_login(user_make(is_staff=True))
     page = client.get("/nodes/node01/labels/").content.decode()
-    assert "rack=r1\nold=x</textarea>" in page
+    assert "old=x\nrack=r1</textarea>" in page
     answer = client.post("/nodes/node01/labels/", {"labels": "rack = r2\r\n\r\nfloor=三楼<b>\r\n"})
     assert (answer.status_code, answer.headers["Location"]) == (302, "/nodes/node01/")
     assert Node.objects.get().labels == {"floor": "三楼<b>", "rack": "r2"}
