@@ -1,6 +1,7 @@
 """How well ``plan()`` packs: a long queue, far more than the cluster holds, planned in one call in the order of arrival.
 
 python -m bench.packing NODES.csv PODS.csv [--seeds 10 | --seeds 42-51] [--rules on|off] [--policy NAME] [--json]
+python -m bench.packing --made [NODES] [--seeds 3] [--rules on|off] [--policy NAME] [--json]
 python -m bench.packing --lab [--seeds 30] [--rules on|off] [--json]
 
 NODES.csv and PODS.csv are in the layout of Alibaba's open-B trace (sn,cpu_milli,memory_mib,gpu,model and
@@ -10,7 +11,8 @@ placed pods ÷ cards there are, when 95, 100, 110 and 130 % have come
 (a mean over the seeds), and the processor time of the whole call ÷ pods. A pod's share of a card, in thousandths, is its share of a
 card's memory; a card has 24 MiB a thousandth. ``gpu_spec`` names models, parted by ``|``.
 
-``--lab``: 20 cards of 24564 MiB on 5 nodes, memory asked for uniform in 4, 5 … 24 GiB, 130 % demand; reported: memory asked for and
+``--made``: so many made nodes, and pods that ask for what the open-B trace's do on average (by its authors' statistics): no file is
+needed. ``--lab``: 20 cards of 24564 MiB on 5 nodes, memory asked for uniform in 4, 5 … 24 GiB, 130 % demand; reported: memory asked for and
 taken ÷ memory there is.
 """
 
@@ -32,6 +34,18 @@ MIB_PER_MILLI = 24
 CARD_MIB = 1000 * MIB_PER_MILLI
 DEMAND = 1.3
 MARKS = (0.95, 1.0, 1.1, 1.3)
+MADE_NODES = 120
+#: (share of the nodes, cards, cores, host GiB)
+MADE_CLASSES = ((0.45, 8, 96, 384), (0.25, 2, 96, 512), (0.15, 4, 64, 256), (0.15, 8, 128, 768))
+#: (share of the pods, cards, thousandths of each to choose from, cores of a card, host GiB of a card)
+MADE_PODS = (
+    (0.133, 0, (0,), (4, 8, 16, 32), (16, 32, 64)),
+    (0.378, 1, (100, 220, 320, 470, 500, 590, 650, 810, 880), (2, 4, 8, 10), (8, 16, 32, 48)),
+    (0.48, 1, (1000,), (4, 8, 11, 12), (16, 32, 48, 64)),
+    (0.002, 2, (1000,), (6, 8, 12), (32, 48)),
+    (0.002, 4, (1000,), (8, 12), (32, 48)),
+    (0.005, 8, (1000,), (8, 11), (40, 46)),
+)
 LAB_NODES, LAB_CARDS, LAB_MIB, LAB_LEAST_GIB, LAB_MOST_GIB = 5, 4, 24_564, 4, 24
 
 
@@ -89,6 +103,38 @@ def pods_read(path: Path) -> list[Pod]:
             share = int(float(row["gpu_milli"] or 0)) if cards else 0
             milli = share if cards == 1 else 1000 if cards else 0
             pods.append(Pod(int(row["cpu_milli"]), int(row["memory_mib"]), cards, milli, row.get("gpu_spec") or ""))
+    return pods
+
+
+def nodes_made(count: int, *, seed: int) -> tuple[Node, ...]:
+    """A mixed cluster, the same for the same seed."""
+    rng = random.Random(seed)
+    nodes = []
+    for number in range(1, count + 1):
+        _share, cards, cores, gib = rng.choices(MADE_CLASSES, weights=[item[0] for item in MADE_CLASSES])[0]
+        gpus = tuple(
+            Gpu(
+                id=number * 100 + index,
+                uuid=f"GPU-{number}-{index}",
+                index=index,
+                model="card",
+                total_mib=CARD_MIB,
+                nominal_mib=CARD_MIB,
+            )
+            for index in range(cards)
+        )
+        nodes.append(Node(id=number, name=f"n{number}", gpus=gpus, cpu_cores=cores, memory_mib=gib * 1024))
+    return tuple(nodes)
+
+
+def pods_made(count: int, *, seed: int) -> list[Pod]:
+    """Kinds of pod to draw from."""
+    rng = random.Random(seed)
+    pods = []
+    for _ in range(count):
+        _share, cards, sizes, cores, gib = rng.choices(MADE_PODS, weights=[item[0] for item in MADE_PODS])[0]
+        each = max(cards, 1)
+        pods.append(Pod(rng.choice(cores) * 1000 * each, rng.choice(gib) * 1024 * each, cards, rng.choice(sizes), ""))
     return pods
 
 
@@ -189,10 +235,14 @@ def _runs(args: argparse.Namespace, policy: Policy) -> Iterator[dict[str, float]
     if args.lab:
         yield from (lab_measure(seed=seed, policy=policy) for seed in args.seeds)
         return
-    nodes = nodes_read(args.nodes)
+    nodes = nodes_made(args.made, seed=1) if args.made else nodes_read(args.nodes)
     most_cards = max(len(node.gpus) for node in nodes)
     most_cpu = max((node.cpu_cores or 0) * 1000 - node.cpu_milli_held for node in nodes)
-    base = [pod for pod in pods_read(args.pods) if pod.cards <= most_cards and pod.cpu_milli <= most_cpu]
+    base = [
+        pod
+        for pod in (pods_made(2_000, seed=1) if args.made else pods_read(args.pods))
+        if pod.cards <= most_cards and pod.cpu_milli <= most_cpu
+    ]
     yield from (trace_measure(nodes, base, seed=seed, policy=policy) for seed in args.seeds)
 
 
@@ -200,6 +250,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.packing", description="How well plan() packs.")
     parser.add_argument("nodes", nargs="?", type=Path, metavar="NODES.csv")
     parser.add_argument("pods", nargs="?", type=Path, metavar="PODS.csv")
+    parser.add_argument("--made", nargs="?", type=int, const=MADE_NODES, metavar="NODES", help=f"so many made nodes ({MADE_NODES})")
     parser.add_argument("--lab", action="store_true", help="20 cards of 24564 MiB instead of a trace")
     parser.add_argument(
         "--seeds", type=seeds_parse, default=None, help="how many from 42 on, FIRST-LAST or a,b,c (default: 10; with --lab 30)"
@@ -208,17 +259,19 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--policy", default="default", help="placing strategy by name (default: default)")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    if not args.lab and (args.nodes is None or args.pods is None):
-        parser.error("NODES.csv and PODS.csv are needed, or --lab.")
+    if not args.lab and args.made is None and (args.nodes is None or args.pods is None):
+        parser.error("NODES.csv and PODS.csv are needed, or --made, or --lab.")
+    if args.made is not None and args.made < 1:
+        parser.error(f"--made is {args.made}; it must be at least 1.")
     if args.seeds is None:
-        args.seeds = seeds_parse("30" if args.lab else "10")
+        args.seeds = seeds_parse("30" if args.lab else "3" if args.made else "10")
     if not args.seeds:
         parser.error("--seeds must name at least one seed.")
     runs = list(_runs(args, Policy(slicing_rules=args.rules == "on", strategy=args.policy, keeps_for_head=False, order="fifo")))
     names = [name for name in runs[0] if name not in {"pods", "placed"}]
     mean = {name: round(statistics.fmean(run[name] for run in runs), 3) for name in names}
     spread = {name: round(statistics.stdev(run[name] for run in runs), 3) if len(runs) > 1 else 0.0 for name in names}
-    kind = "lab" if args.lab else args.pods.name
+    kind = "lab" if args.lab else f"{args.made} made nodes" if args.made else args.pods.name
     answer = {"what": kind, "rules": args.rules, "policy": args.policy, "seeds": args.seeds, "mean": mean, "stdev": spread, "runs": runs}
     if args.json:
         print(json.dumps(answer))

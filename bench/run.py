@@ -35,8 +35,30 @@ def measure(*, is_short: bool) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (jobs, cards) in PASSES.items():
         found[name] = float(part("bench.passes", "--jobs", str(jobs), "--cards", str(cards))["ms"])
+    found |= packing_measure(is_short=is_short) | waits_measure(is_short=is_short)
     size = ["--latency", "60", "--jobs", "100", "--idle", "10", "--syncs", "100"] if is_short else []
     return found | part("bench.live.control", *size)
+
+
+def packing_measure(*, is_short: bool) -> dict[str, float]:
+    """On made nodes and pods, in one run: what the default strategy places, and what it costs, against first-fit; and the lab."""
+    size = ["--made", "60", "--seeds", "2"] if is_short else ["--made", "--seeds", "5"]
+    ours, first = (part("bench.packing", *size, "--policy", name)["mean"] for name in ("default", "first-fit"))
+    ruled, exact = (part("bench.packing", "--lab", "--rules", rules)["mean"] for rules in ("on", "off"))
+    return {
+        "pack_made_100_pct": ours["alloc@100"],
+        "pack_made_over_first": round(ours["alloc@100"] / first["alloc@100"], 4),
+        "pack_cost_over_first": round(ours["us_a_pod"] / first["us_a_pod"], 2),
+        "pack_us_a_pod": ours["us_a_pod"],
+        "pack_lab_asked_pct": ruled["asked"],
+        "pack_lab_taken_pct": ruled["taken"],
+        "pack_lab_exact_pct": exact["asked"],
+    }
+
+
+def waits_measure(*, is_short: bool) -> dict[str, float]:
+    """Waits and fairness as ratios to a plain fair share, by simulation."""
+    return part("bench.waits", *(["--seeds", "2", "--jobs", "700"] if is_short else []))
 
 
 def judge(found: dict[str, float], ranges: dict[str, Any]) -> list[tuple[str, float, str, bool]]:

@@ -241,7 +241,7 @@ def _owners_table(kind: str, changes: Sequence[Change], names: Mapping[int, str]
                 words.number(change.jobs),
                 words.span(change.before_s),
                 words.span(change.after_s),
-                difference if change.difference_s <= 0 else f"+{difference}",
+                f"+{difference}" if change.difference_s >= 0.5 else difference,
             ]
         )
     rest = len(changes) - len(shown)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.urls import URLPattern, URLResolver, get_resolver
+
+from jobs.scheduler.compare import Change
+from jobs.scheduler.measures import Measures, OwnerMeasures
+from jobs.scheduler.workload import FULL
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -92,6 +97,16 @@ def test_options_of_up_are_documented() -> None:
     source = (ROOT / "nebulagrid" / "management" / "commands" / "up.py").read_text(encoding="utf-8")
     for option in re.findall(r'add_argument\("(--[a-z-]+)"', source):
         assert f"`{option}" in text_of("operations.md"), option
+
+
+def test_options_and_figures_of_simulate_are_documented() -> None:
+    page = text_of("simulating.md")
+    source = (ROOT / "nebulagrid" / "management" / "commands" / "simulate.py").read_text(encoding="utf-8")
+    options = re.findall(r'add_argument\("(--[a-z-]+)"', source)
+    assert len(options) > 15
+    assert [option for option in options if f"`{option}" not in page] == []
+    named = [item.name for kind in (Measures, OwnerMeasures, Change) for item in fields(kind)]
+    assert [name for name in (*named, *FULL) if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
