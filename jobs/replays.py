@@ -64,7 +64,9 @@ class _Reader:
         self.nodes = nodes_in_service(self.notes)
         self.bare = core.Snapshot(now=begin, nodes=self.nodes, jobs=())
         self.known = {gpu.id for node in self.nodes for gpu in node.gpus}
-        self.earlier = tuple(_ran(job, lap) for job in past for lap in job.laps if lap.start < begin)
+        self.earlier = tuple(
+            replace(_ran(job, lap), has_finished=lap is job.laps[-1]) for job in past for lap in job.laps if lap.start < begin
+        )
         self.finished = _finished(past, begin)
         self.history = History(self.finished)
         self.running: list[core.Running] = []
@@ -76,11 +78,22 @@ class _Reader:
     def scenario(self) -> Scenario:
         return Scenario(
             arrivals=tuple(self.arrivals),
-            cluster=replace(self.bare, slices=tuple(self.slices), running=tuple(self.running)),
+            cluster=replace(self.bare, nodes=self._hosts(), slices=tuple(self.slices), running=tuple(self.running)),
             ends=self.ends,
             earlier=self.earlier,
             finished=self.finished,
         )
+
+    def _hosts(self) -> tuple[core.Node, ...]:
+        """The nodes with what the jobs that ran at the beginning hold of their cores and memory."""
+        place = {gpu.id: node.id for node in self.nodes for gpu in node.gpus}
+        cores: Counter[int] = Counter()
+        memory: Counter[int] = Counter()
+        for run in self.running:
+            for node in {place[part.gpu] for part in run.slices} if run.request is not None else ():
+                cores[node] += run.request.cpu_milli or 0
+                memory[node] += run.request.host_mem_mib or 0
+        return tuple(replace(node, cpu_milli_held=cores[node.id], memory_mib_held=memory[node.id]) for node in self.nodes)
 
     def take(self, job: PastJob) -> None:
         """Sort a job in: it ran when the period began, or came (or waited) in it, or is left out."""

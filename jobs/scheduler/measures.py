@@ -136,7 +136,7 @@ def _within(waits: Sequence[float], jobs: int, limit_s: float) -> float | None:
 
 def _idle_node_hours(spans: Sequence[tuple[Ran, float, float]], cards: Mapping[int, int], first: float, last: float) -> float | None:
     """Card-hours on nodes with nothing on them; None where it isn't known what ran on which node."""
-    if any(not run.nodes for run, _start, _end in spans):
+    if any(not run.nodes and run.cards for run, _start, _end in spans):
         return None
     by_node: dict[int, list[tuple[float, float]]] = {node: [] for node in cards}
     for run, start, end in spans:

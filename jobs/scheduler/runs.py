@@ -17,6 +17,7 @@ class Ran:
     """One job's way through the queue. Times in seconds; ``cards`` is what it takes, a slice counts by its memory.
 
     ``start`` None = it never started, ``end`` None with it. ``is_judged`` False: it only takes room (it ran before the period began).
+    ``has_finished`` False: the job ran again after it (a requeue), so that it counts once among those that its owner finished.
     """
 
     job: int
@@ -28,6 +29,7 @@ class Ran:
     cards: float
     nodes: tuple[int, ...] = ()
     is_judged: bool = True
+    has_finished: bool = True
 
 
 def cards_asked(request: Request, cluster: Snapshot, policy: Policy) -> float:
@@ -93,6 +95,6 @@ def weights_at(runs: Iterable[Ran], policy: Policy, at: float) -> tuple[dict[int
     for moment, has_ended, run in sorted(events, key=lambda event: event[:2]):
         for usage, owner in ((users, run.user), (projects, run.project)):
             usage.hold(owner, -run.cards if has_ended else run.cards, moment)
-            if has_ended:
+            if has_ended and run.has_finished:
                 usage.finish(owner, moment)
     return users.weights(at), projects.weights(at)

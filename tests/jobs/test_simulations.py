@@ -20,6 +20,9 @@ from django.test.utils import CaptureQueriesContext
 from jobs.lifecycle import EndReason, JobState, RankState, SliceState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.replays import Replay, replay_read
+from jobs.scheduler import Policy
+from jobs.scheduler.runs import weights_at
+from jobs.scheduler.scenario import scenario_run
 from nodes.models import Gpu, GpuState
 from quotas.models import User
 from tests.factories import gpu_make, job_make, node_make, user_make
@@ -139,6 +142,24 @@ def test_what_ran_when_the_period_began_takes_its_card_until_it_ended(card: Gpu,
     assert found.scenario.arrivals == ()
     assert found.scenario.ends == {job.pk: at(30).timestamp()}
     assert [(part.gpu, part.mib) for part in found.scenario.cluster.slices] == [(card.pk, 4_096)]
+
+
+def test_what_ran_when_the_period_began_holds_its_part_of_the_host(card: Gpu, anna: User) -> None:
+    past_job(anna, came=-100, ran=[(-60, 30)], gpu=card, constraints={"cpu_milli": 5_000, "host_mem_mib": 1_000})
+    past_job(anna, came=5, ran=[(30, 40)], gpu=card, constraints={"cpu_milli": 5_000})
+    scenario = read().scenario
+    (node,) = scenario.cluster.nodes
+    assert (node.cpu_milli_held, node.memory_mib_held) == (5_000, 1_000)
+    # 2 × 5 cores > 8: the second job waits for the first to end, as it did.
+    waits = scenario_run(scenario, Policy(order="fifo")).judged.users[anna.pk].wait_avg_s
+    assert waits == pytest.approx(25 * 60)
+
+
+def test_a_requeue_before_the_period_is_no_second_finish(card: Gpu, anna: User) -> None:
+    past_job(anna, came=-300, ran=[(-200, -140), (-130, -70)], gpu=card)
+    scenario = read().scenario
+    users, _projects = weights_at(scenario.earlier, Policy(half_life_s=0.0), BEGIN.timestamp())
+    assert users[anna.pk] == pytest.approx(1 + 0.1 + 2 * 0.02 * 4_096 / 24_564)  # two hours of a slice, one job
 
 
 def test_what_ended_before_teaches_runtimes_and_past_use(card: Gpu, anna: User) -> None:
