@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 
+from agent import host
+from agent.advice import ADVICE_OF_ERROR, cards_advice
 from agent.backends.base import Cards, HardwareEvent
 from agent.gate import foreign_mib, processes_attribute
 from agent.probe import Sample
-from agent.protocol import GpuInfo, GpuProcess, GpuStatus, Inventory, RankId
+from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, Inventory, RankId
 
 
 class CardView:
@@ -23,6 +23,8 @@ class CardView:
         self._start_of, self._remembered = start_of, remembered or Cards()
         self.cards: Cards | None = None  # None until the hardware answered once, or was given up for now
         self.error: str | None = None
+        self.error_kind: str | None = None
+        self.health: dict[str, GpuHealth] = {}
         self.status: dict[str, GpuStatus] = {}
         self.processes: tuple[GpuProcess, ...] | None = None
         self.processes_at: float = float("-inf")  # when the list was asked for
@@ -45,11 +47,16 @@ class CardView:
         if sample.error is not None:
             if sample.error != self.error:
                 events.append(HardwareEvent(kind=sample.error_kind or "backend_error", data={"text": sample.error}))
-            self.error = sample.error
+            self.error, self.error_kind = sample.error, sample.error_kind
             self.stand_in()
             self.status = {g.uuid: GpuStatus(uuid=g.uuid, error=sample.error_kind or "backend_error") for g in self.gpus}
             return events
-        self.error = None
+        self.error = self.error_kind = None
+        if sample.health is not None:
+            # Of a machine with several kinds of cards each kind brings its own; what left the machine leaves here, too.
+            known = {g.uuid for g in sample.cards.gpus}
+            merged = {**self.health, **{h.uuid: h for h in sample.health}}
+            self.health = {uuid: facts for uuid, facts in merged.items() if uuid in known}
         if self.cards is not None:
             before, now = {g.uuid for g in self.cards.gpus}, {g.uuid for g in sample.cards.gpus}
             events += [HardwareEvent(kind="missing", gpu=uuid) for uuid in sorted(before - now)]
@@ -108,42 +115,86 @@ class CardView:
         return tuple(self.status.values())
 
 
-def node_facts(*, cards: Cards, version: str, address: str | None, has_cgroups: bool, backend_error: str | None) -> Inventory:
-    """The inventory of this node. Reads a few files of /proc and /sys."""
-    advice = []
+def node_facts(
+    *,
+    cards: Cards,
+    version: str,
+    address: str | None,
+    has_cgroups: bool,
+    backend_error: str | None = None,
+    backend_error_kind: str | None = None,
+    advice: tuple[str, ...] = (),
+) -> Inventory:
+    """The inventory of this node, with the ``advice`` that its cards give. Reads a few files of /proc and /sys."""
+    codes: list[str] = []
     if os.geteuid() == 0:
-        advice.append("running_as_root")
+        codes.append("running_as_root")
     if not has_cgroups:
-        advice.append("no_cgroup")
+        codes.append("no_cgroup")
+    codes += [ADVICE_OF_ERROR.get(code, code) for code in cards.advice]
     if backend_error is not None:
-        advice.append("no_hardware_layer")
+        codes.append(ADVICE_OF_ERROR.get(backend_error_kind or "", "no_hardware_layer"))
+    codes += advice
     return Inventory(
         hostname=socket.gethostname(),
         gpus=cards.gpus,
         links=cards.links,
         address=address,
-        os=_os_name(),
+        os=host.os_name(),
         agent_version=version,
         driver_version=cards.driver_version,
         cuda_version=cards.cuda_version,
-        cpu_cores=len(os.sched_getaffinity(0)),
-        memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1024 * 1024),
-        rdma=_has_rdma(),
+        cpu_cores=host.cpu_cores(),
+        memory_mib=host.memory_mib(),
+        rdma=host.has_rdma(),
         simulated=cards.simulated,
-        advice=tuple(advice),
+        advice=tuple(dict.fromkeys(codes)),
+        backends=cards.backends,
+        rdma_ports=host.rdma_ports(),
+        numa_nodes=host.numa_nodes(),
     )
 
 
-def _os_name() -> str:
-    try:
-        name = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
-    except OSError:
-        name = platform.system()
-    return f"{name}, {platform.release()}"
+class HealthDesk:
+    """Which slow facts are due in the next sync: those that changed, and each at least every REPEAT_S."""
+
+    REPEAT_S = 300.0
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[GpuHealth, float]] = {}
+
+    def due(self, health: Mapping[str, GpuHealth], now: float) -> tuple[GpuHealth, ...]:
+        found = []
+        for uuid, facts in health.items():
+            sent = self._sent.get(uuid)
+            if sent is None or sent[0] != facts or (now - sent[1] >= self.REPEAT_S and sent[0] is not facts):
+                found.append(facts)
+        return tuple(found)
+
+    def taken(self, health: Collection[GpuHealth], now: float) -> None:
+        """The control plane has these."""
+        for facts in health:
+            self._sent[facts.uuid] = (facts, now)
 
 
-def _has_rdma() -> bool:
-    try:
-        return any(Path("/sys/class/infiniband").iterdir())
-    except OSError:
-        return False
+class SteadyAdvice:
+    """Advice that the cards give, steadied: a code counts once two readings in a row gave it, and ends likewise."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, ...] = ()
+        self._of: dict[str, GpuHealth] | None = None
+        self.codes: tuple[str, ...] = ()
+
+    def take(self, cards: Cards, health: dict[str, GpuHealth]) -> tuple[str, ...]:
+        """The codes after this reading; the same ``health`` again is no new reading."""
+        if health is not self._of:
+            now = cards_advice(cards.gpus, health)
+            first = self._of is None or not self._of
+            self.codes = (
+                now
+                if first
+                else tuple(c for c in now if c in self.codes or c in self._last)
+                + tuple(c for c in self.codes if c not in now and c in self._last)
+            )
+            self._last, self._of = now, health
+        return self.codes

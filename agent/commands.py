@@ -73,7 +73,7 @@ class CommandRunner:
         return CommandResult(cid=command.cid, ok=True, text=output_tail(path, lines, max_bytes=MAX_TEXT))
 
     def _diagnose(self, command: Command) -> CommandResult | None:
-        if self._backend != "nvml":
+        if "nvml" not in self._backend.split("+"):
             lines = [f"{self._backend} backend, {len(self._status())} cards"]
             for card in self._status():
                 told = {k: v for k, v in card.to_json().items() if k != "uuid"}

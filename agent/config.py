@@ -16,8 +16,10 @@ from agent.http import Endpoint, EndpointError, endpoint_parse
 DEFAULT_PATH = Path("/etc/nebulagrid/agent.toml")
 DEFAULT_DATA = Path("/var/lib/nebulagrid/agent")
 
+#: ``auto`` = all that this machine has, several at once if need be.
+BACKENDS = ("auto", "nvml", "level_zero", "ascend", "amd", "simulated", "none")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "backend": ("auto", "nvml", "simulated", "none"),
+    "backend": BACKENDS,
     "cuda_visible": ("index", "uuid"),
     "identity": ("same", "mapped"),
 }
@@ -53,7 +55,7 @@ class Config:
     credential_file: Path
     data_dir: Path
     agent_id: str  # names the agent's cgroups; two agents on one machine need two
-    backend: Literal["auto", "nvml", "simulated", "none"] = "auto"
+    backend: str = "auto"  # one of BACKENDS; of a running agent what auto came to: "nvml", "nvml+ascend", …
     scenario: Path | None = None
     cuda_visible: Literal["index", "uuid"] = "index"
     identity: Literal["same", "mapped"] = "same"

@@ -28,7 +28,10 @@ class Hardware:
 
     def __init__(self, *, probe: Probe, processes: Processes, store: Store, event: Callable[[HardwareEvent], None]) -> None:
         self.probe, self._processes, self._store, self._event = probe, processes, store, event
-        self.view = CardView(start_of=_start_of, remembered=_cards_load(store.meta("cards")))
+        remembered = _cards_load(store.meta("cards"))
+        self.view = CardView(start_of=_start_of, remembered=remembered)
+        if remembered is not None:
+            probe.remember(remembered)
         self.next_sample = time.monotonic()
         self._next_processes = self.next_sample
         self._was_unresponsive = False
@@ -72,7 +75,9 @@ class Hardware:
 
     def _take_event(self, event: HardwareEvent) -> None:
         """Pass an event on; the same one in quick succession is only counted."""
-        key = (event.kind, event.gpu, json.dumps(event.data, sort_keys=True))
+        # The kernel's line about an XID differs each time, the event does not.
+        same = {"xid": event.data["xid"]} if "xid" in event.data else event.data
+        key = (event.kind, event.gpu, json.dumps(same, sort_keys=True))
         now = time.monotonic()
         last, count = self._quiet.get(key, (float("-inf"), 0))
         if now - last < EVENT_QUIET_S:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from agent.backends.base import bus_key
 from agent.protocol import GpuInfo, RankId, RankSpec
 
+#: Vendor → the variable that shows a program its cards by their place among the vendor's cards. CUDA has its own rules, below.
+VISIBLE = {"amd": "HIP_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 #: What a job inherits from the agent. A list of what may pass, not of what may not: secrets have many names.
 INHERITED = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LD_LIBRARY_PATH")
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -28,7 +30,7 @@ def cuda_indexes(gpus: Sequence[GpuInfo]) -> dict[str, int] | None:
 
     nvidia-smi's or NVML's index would be wrong on mixed cards: CUDA counts in the order of the bus.
     """
-    nvidia = [g for g in gpus if g.vendor == "nvidia"]
+    nvidia = [g for g in gpus if g.vendor == "nvidia" and g.parent is None]
     try:
         ordered = sorted(nvidia, key=lambda g: bus_key(g.pci_bus_id or ""))
     except ValueError:
@@ -69,14 +71,22 @@ def environment(
     env["NEBULA_GPU_LIST"] = ",".join(cards)
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = ",".join(_cuda_names(cards, gpus, cuda_visible))
+    for vendor, variable in VISIBLE.items():
+        # Nothing is said where the rank has no such card: what an empty list means differs from vendor to vendor.
+        places = {g.uuid: str(i) for i, g in enumerate(sorted((g for g in gpus if g.vendor == vendor), key=lambda g: g.index))}
+        mine = [places[uuid] for uuid in cards if uuid in places]
+        if mine:
+            env[variable] = ",".join(mine)
     env["NEBULA_RANK"] = rank
     env["NEBULA_ARTIFACTS"] = artifacts
     return env
 
 
 def _cuda_names(cards: Sequence[str], gpus: Sequence[GpuInfo], cuda_visible: str) -> list[str]:
-    vendors = {g.uuid: g.vendor for g in gpus}
-    cuda = [uuid for uuid in cards if vendors[uuid] == "nvidia"]
-    indexes = cuda_indexes(gpus) if cuda_visible == "index" else None
+    known = {g.uuid: g for g in gpus}
+    cuda = [uuid for uuid in cards if known[uuid].vendor == "nvidia"]
+    # CUDA counts no MIG parts: they have names only.
+    by_index = cuda_visible == "index" and not any(known[uuid].parent for uuid in cuda)
+    indexes = cuda_indexes(gpus) if by_index else None
     # Without every bus id an index is a guess, and a guess may point at a neighbour's card; a UUID never does.
     return cuda if indexes is None else [str(indexes[uuid]) for uuid in cuda]

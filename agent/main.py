@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.config import Config, ConfigError, config_load, config_path, config_text, file_write_private, values_read
+from agent.config import BACKENDS, Config, ConfigError, config_load, config_path, config_text, file_write_private, values_read
 from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authorization, credential_read, endpoint_parse
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
     from agent.store import Store, StoreError
 
     probe, backend = _probe(config)
-    config = replace(config, backend=backend)  # type: ignore[arg-type]
+    config = replace(config, backend=backend)
     try:
         store = Store(config.data_dir / "agent.db")
     except StoreError as error:
@@ -107,18 +107,23 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
 
 
 def _probe(config: Config) -> tuple[Probe, str]:
-    """The probe and the name of the backend that it reads."""
+    """The probe and the name of what it reads."""
     from agent.backends.base import BackendError, NoBackend
-    from agent.backends.nvml import nvml_present
+    from agent.backends.choose import backends_present
     from agent.probe import ChildProbe, InlineProbe
 
-    backend = config.backend
-    if backend == "auto":
-        backend = "nvml" if nvml_present() else "none"
-    if backend == "nvml":
-        return ChildProbe(), backend
+    names = [config.backend]
+    if config.backend == "auto":
+        names = backends_present() or ["none"]
+    if len(names) > 1:
+        from agent.probe_group import ProbeGroup
+
+        return ProbeGroup([(name, ChildProbe(name)) for name in names]), "+".join(names)
+    backend = names[0]
     if backend == "none":
         return InlineProbe(NoBackend()), backend
+    if backend != "simulated":
+        return ChildProbe(backend), backend
     from agent.backends.simulated import SimulatedBackend
 
     simulated = SimulatedBackend(config.scenario, salt=f"node/{config.node_id}")
@@ -388,7 +393,7 @@ def parser_make() -> argparse.ArgumentParser:
     enroll.add_argument("--token", help="the token itself (others can see it: prefer --token-file)")
     enroll.add_argument("--name", help="name of this node (its host name)")
     enroll.add_argument("--data-dir", metavar="DIR", help="where the agent keeps its store and its ranks")
-    enroll.add_argument("--backend", choices=("auto", "nvml", "simulated", "none"), help="kind of hardware (auto)")
+    enroll.add_argument("--backend", choices=BACKENDS, help="kind of hardware (auto)")
     enroll.add_argument("--scenario", metavar="FILE", help="scenario of the simulated backend")
     enroll.add_argument("--ca-file", metavar="FILE", help="the control plane's own CA")
     enroll.add_argument("--pin-sha256", metavar="HEX", help="SHA-256 of the control plane's certificate")

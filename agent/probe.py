@@ -1,8 +1,9 @@
 """Reading the hardware without ever waiting for it.
 
-NVML is asked in one child process that stays (a call stuck in the driver cannot be interrupted, only left alone). The
+Drivers are asked in one child process that stays (a call stuck in the driver cannot be interrupted, only left alone). The
 loop sends a request, at most one is outstanding, and takes the answer when it comes; past the deadline the cards count
-as unresponsive. Nothing is spawned for a sample. The simulation needs no child and is read in place.
+as unresponsive. Nothing is spawned for a sample. The simulation needs no child and is read in place. The child's side is
+probe_child.py; several kinds of cards on one machine are probe_group.py.
 
 Child protocol, one JSON object a line: in `{"processes": bool}`, out `{"sample": …}` or `{"event": …}`.
 """
@@ -18,11 +19,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent.backends.base import BackendError, BackendHang, Cards, HardwareBackend, HardwareEvent, Placed
-from agent.protocol import GpuInfo, GpuProcess, GpuStatus, LinkInfo, from_json
+from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, LinkInfo, from_json
 
 log = logging.getLogger("nebula-agent")
 
@@ -30,7 +31,7 @@ DEADLINE_S = 10.0
 #: After so long the child is killed. One stuck in the driver survives that; it is then left alone, and no second one starts.
 KILL_AFTER_S = 60.0
 RESTART_S = (1.0, 60.0)
-REOPEN_S = 30.0
+HEALTH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Sample:
     status: tuple[GpuStatus, ...] = ()
     processes: tuple[GpuProcess, ...] | None = None
     processes_read: bool = False
+    health: tuple[GpuHealth, ...] | None = None  # None = not due this time
     error: str | None = None  # the hardware layer as a whole does not work; the text says why
     error_kind: str | None = None
 
@@ -64,23 +66,39 @@ class Probe(Protocol):
 
     def placed(self, ranks: Sequence[Placed]) -> None: ...
 
+    def remember(self, cards: Cards) -> None:
+        """The cards of an earlier run, for what does not answer from the start."""
+
     def close(self) -> None: ...
 
 
-def sample_take(backend: HardwareBackend, *, processes: bool, at: float) -> Sample:
-    """One reading of everything. Raises BackendHang; other trouble is in the sample."""
-    try:
-        status = tuple(backend.get_status())
-        listed = backend.get_process_list() if processes else None
-        return Sample(
-            at=at,
-            cards=backend.inventory(),
-            status=status,
-            processes=None if listed is None else tuple(listed),
-            processes_read=processes,
-        )
-    except BackendError as error:
-        return Sample(at=at, error=str(error), error_kind=error.kind)
+class Reader:
+    """Takes samples of an open backend; the slow facts with the first and then every HEALTH_S."""
+
+    def __init__(self, backend: HardwareBackend) -> None:
+        self._backend = backend
+        self._health_at = float("-inf")
+
+    def take(self, *, processes: bool, at: float) -> Sample:
+        """One reading of everything. Raises BackendHang; other trouble is in the sample."""
+        backend = self._backend
+        try:
+            status = tuple(backend.get_status())
+            listed = backend.get_process_list() if processes else None
+            health = None
+            if at - self._health_at >= HEALTH_S:
+                health, self._health_at = tuple(backend.get_health()), at
+            return Sample(
+                at=at,
+                cards=backend.inventory(),
+                status=status,
+                processes=None if listed is None else tuple(listed),
+                processes_read=processes,
+                health=health,
+            )
+        except BackendError as error:
+            self._health_at = float("-inf")
+            return Sample(at=at, error=str(error), error_kind=error.kind)
 
 
 class InlineProbe:
@@ -88,6 +106,7 @@ class InlineProbe:
 
     def __init__(self, backend: HardwareBackend, *, deadline_s: float = DEADLINE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend, self._clock, self._deadline_s = backend, clock, deadline_s
+        self._reader = Reader(backend)
         self._samples: list[Sample] = []
         self._asked_at: float | None = None  # set while the backend hangs
         self._want_processes = False
@@ -106,7 +125,7 @@ class InlineProbe:
             if not self._open:
                 self._backend.initialize()
                 self._open = True
-            self._samples.append(sample_take(self._backend, processes=self._want_processes, at=self._clock()))
+            self._samples.append(self._reader.take(processes=self._want_processes, at=self._clock()))
         except BackendHang:
             if self._asked_at is None:
                 self._asked_at = self._clock()
@@ -126,15 +145,25 @@ class InlineProbe:
     def placed(self, ranks: Sequence[Placed]) -> None:
         self._backend.placed(ranks)
 
+    def remember(self, cards: Cards) -> None:
+        return
+
     def close(self) -> None:
         self._backend.cleanup()
 
 
 class ChildProbe:
-    """For NVML: `python -m agent.probe` behind two pipes."""
+    """For drivers: `python -m agent.probe_child BACKEND` behind two pipes."""
 
-    def __init__(self, *, deadline_s: float = DEADLINE_S, kill_after_s: float = KILL_AFTER_S, argv: Sequence[str] | None = None) -> None:
-        self._argv = list(argv or [sys.executable, "-P", "-m", "agent.probe"])
+    def __init__(
+        self,
+        backend: str = "nvml",
+        *,
+        deadline_s: float = DEADLINE_S,
+        kill_after_s: float = KILL_AFTER_S,
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        self._argv = list(argv or [sys.executable, "-P", "-m", "agent.probe_child", backend])
         self._deadline_s, self._kill_after_s = deadline_s, kill_after_s
         self._child: subprocess.Popen[bytes] | None = None
         self._leaving: list[subprocess.Popen[bytes]] = []  # closed their pipe, not reaped yet
@@ -238,7 +267,7 @@ class ChildProbe:
                 if "event" in message:
                     events.append(HardwareEvent(**message["event"]))
                 else:
-                    samples.append(_sample_from(message["sample"], at=self._sent_at))
+                    samples.append(sample_from(message["sample"], at=self._sent_at))
             except (ValueError, KeyError, TypeError) as error:
                 log.warning("The hardware probe said something that is not its protocol: %s.", error)
         if samples:
@@ -246,6 +275,9 @@ class ChildProbe:
         return samples, events
 
     def placed(self, ranks: Sequence[Placed]) -> None:
+        return
+
+    def remember(self, cards: Cards) -> None:
         return
 
     def close(self) -> None:
@@ -267,6 +299,8 @@ def cards_to(cards: Cards) -> dict[str, Any]:
         "driver": cards.driver_version,
         "cuda": cards.cuda_version,
         "simulated": cards.simulated,
+        "backends": cards.backends,
+        "advice": cards.advice,
     }
 
 
@@ -278,79 +312,31 @@ def cards_from(found: dict[str, Any]) -> Cards:
         driver_version=found["driver"],
         cuda_version=found["cuda"],
         simulated=found["simulated"],
+        backends=tuple(found.get("backends", ())),
+        advice=tuple(found.get("advice", ())),
     )
 
 
-def _sample_to(sample: Sample) -> dict[str, Any]:
+def sample_to(sample: Sample) -> dict[str, Any]:
     return {
         "cards": cards_to(sample.cards),
         "status": [s.to_json() for s in sample.status],
         "processes": None if sample.processes is None else [p.to_json() for p in sample.processes],
         "processes_read": sample.processes_read,
+        "health": None if sample.health is None else [h.to_json() for h in sample.health],
         "error": sample.error,
         "error_kind": sample.error_kind,
     }
 
 
-def _sample_from(found: dict[str, Any], *, at: float) -> Sample:
+def sample_from(found: dict[str, Any], *, at: float) -> Sample:
     return Sample(
         at=at,
         cards=cards_from(found["cards"]),
         status=tuple(from_json(GpuStatus, s) for s in found["status"]),
         processes=None if found["processes"] is None else tuple(from_json(GpuProcess, p) for p in found["processes"]),
         processes_read=found["processes_read"],
+        health=None if found["health"] is None else tuple(from_json(GpuHealth, h) for h in found["health"]),
         error=found["error"],
         error_kind=found["error_kind"],
     )
-
-
-def child_main() -> None:
-    """The child: read requests until the agent is gone."""
-    import signal
-    import threading
-
-    from agent.backends.nvml import NvmlBackend
-
-    # A Ctrl-C in the agent's terminal is the agent's to handle.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lock = threading.Lock()
-    backend = NvmlBackend()
-
-    def send(message: dict[str, Any]) -> None:
-        with lock:
-            try:
-                sys.stdout.buffer.write(json.dumps(message).encode() + b"\n")
-                sys.stdout.buffer.flush()
-            except OSError:
-                os._exit(0)  # the agent is gone
-
-    def send_events() -> None:
-        for event in backend.events():
-            send({"event": {"kind": event.kind, "gpu": event.gpu, "data": event.data, "at": event.at}})
-
-    backend.on_event = send_events
-    opened_at: float | None = None
-    failure: BackendError | None = None
-    for line in sys.stdin.buffer:
-        processes = bool(json.loads(line).get("processes"))
-        now = time.monotonic()
-        if opened_at is None or ((failure is not None or not backend.inventory().gpus) and now - opened_at >= REOPEN_S):
-            # No driver yet, or no card yet: look again now and then, so that a node that comes up slowly is picked up.
-            opened_at, failure = now, None
-            try:
-                backend.initialize()
-            except BackendError as error:
-                failure = error
-        if failure is not None:
-            sample = Sample(at=now, error=str(failure), error_kind=failure.kind)
-        else:
-            sample = sample_take(backend, processes=processes, at=now)
-            if sample.error is not None:
-                failure, opened_at = BackendError(sample.error, sample.error_kind or "backend_error"), now
-        send_events()
-        send({"sample": _sample_to(replace(sample, processes_read=processes))})
-    os._exit(0)  # a thread may be stuck in the driver; nobody waits for it
-
-
-if __name__ == "__main__":
-    child_main()

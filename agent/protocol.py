@@ -180,6 +180,8 @@ class GpuInfo(Message):
     numa: int | None = None
     unified: bool = False  # memory shared with the host
     simulated: bool = False
+    parent: str | None = None  # uuid of the card that this is a MIG part of; such a card itself has no total_mib
+    profile: str | None = None  # of a MIG part: "1g.10gb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,16 @@ class LinkInfo(Message):
     b: str
     kind: Literal["nvlink", "pcie_switch", "pcie_host", "numa", "system"]
     count: int = 1  # NVLink lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RdmaInfo(Message):
+    """A port of an InfiniBand or RoCE device."""
+
+    name: str  # "mlx5_0:1" = device:port
+    state: str | None = None  # ACTIVE | DOWN | INIT | ARMED
+    rate_gbps: int | None = None
+    layer: str | None = None  # InfiniBand | Ethernet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +220,10 @@ class Inventory(Message):
     memory_mib: int | None = None
     rdma: bool = False
     simulated: bool = False
-    advice: tuple[str, ...] = ()  # coded hints such as "running_as_root", "no_cgroup"
+    advice: tuple[str, ...] = ()  # coded hints such as "running_as_root", "no_cgroup"; all of them: docs/hardware.md
+    backends: tuple[str, ...] = ()  # what the cards are read with: nvml, level_zero, ascend, amd, simulated
+    rdma_ports: tuple[RdmaInfo, ...] = ()
+    numa_nodes: int | None = None  # of the host
 
 
 # --- what a node sees now -------------------------------------------------------------------------------------
@@ -228,8 +243,44 @@ class GpuStatus(Message):
     fan_pct: int | None = None
     core_mhz: int | None = None
     mem_mhz: int | None = None
+    # What holds the clocks down now: power_cap, hw_thermal, sw_thermal, power_brake, … (docs/hardware.md); () = nothing does
+    throttle: tuple[str, ...] | None = None
     foreign_mib: int = 0  # memory of processes that no rank of ours owns
     error: str | None = None  # "lost", "unresponsive", … ; the other fields are then None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth(Message):
+    """The slow facts of a card, read every 30 s; sent when one of them changed and every few minutes.
+
+    What moves all the time (``compare=False``) does not count as a change.
+    """
+
+    uuid: str
+    ecc: bool | None = None  # error correction is on
+    ecc_corrected: int | None = None  # errors since the driver was loaded
+    ecc_uncorrected: int | None = None
+    ecc_uncorrected_total: int | None = None  # in the life of the card
+    retired_pages: int | None = None  # before Ampere
+    remapped_rows: int | None = None  # for uncorrectable errors; Ampere and later
+    remap_pending: bool | None = None  # a row or page is taken out of use at the next reset
+    remap_failed: bool | None = None  # the spare rows are used up
+    pcie_gen: int | None = field(default=None, compare=False)  # now; an idle card slows its link down
+    pcie_width: int | None = None  # now
+    pcie_replays: int | None = field(default=None, compare=False)
+    nvlinks: int | None = None  # that the card has
+    nvlinks_up: int | None = None
+    nvlink_errors: int | None = None  # replays, recoveries and CRC errors of all links
+    persistence: bool | None = None
+    compute_mode: str | None = None  # default | exclusive_process | prohibited
+    power_limit_w: int | None = None  # in force
+    power_default_w: int | None = None
+    core_max_mhz: int | None = None
+    mem_max_mhz: int | None = None
+    slow_c: int | None = None  # from this temperature on the card slows itself down
+    bar1_mib: int | None = None  # of the card's memory that the host can reach at once
+    energy_j: int | None = field(default=None, compare=False)  # used since the driver was loaded
+    anomalies: int = 0  # values that no card can have, dropped since the agent's start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +363,7 @@ class SyncRequest(Message):
     proto: int = PROTO
     inventory: Inventory | None = None
     gpus: tuple[GpuStatus, ...] = ()
+    health: tuple[GpuHealth, ...] = ()  # of the cards where it is due
     processes: tuple[GpuProcess, ...] | None = None  # None = not read this time
     observed: tuple[Observed, ...] = ()
     events: tuple[AgentEvent, ...] = ()

@@ -21,7 +21,7 @@ from types import FrameType
 
 from agent.artifacts import ArtifactUploader
 from agent.backends.base import Cards, HardwareEvent
-from agent.cards import node_facts
+from agent.cards import HealthDesk, SteadyAdvice, node_facts
 from agent.commands import CommandRunner
 from agent.config import Config
 from agent.desk import RankDesk
@@ -95,7 +95,8 @@ class Runner:
         self._ask: RestoreAsk | None = None  # a restored control plane's question; the next sync answers it
         self._inventory_sent: Inventory | None = None
         self._facts: Inventory | None = None  # what was made of the cards below
-        self._facts_of: tuple[Cards, str | None] | None = None
+        self._facts_of: tuple[Cards, str | None, tuple[str, ...]] | None = None
+        self._health, self._advice = HealthDesk(), SteadyAdvice()
         self._processes_sent_at = float("-inf")
         self._selector = selectors.DefaultSelector()
         self._stopping = False
@@ -251,6 +252,7 @@ class Runner:
             seq=self._seq,
             inventory=due,
             gpus=self._hardware.statuses(),
+            health=self._health.due(view.health, time.monotonic()),
             processes=processes,
             observed=self._desk.observed(),
             events=self._store.events(),
@@ -260,10 +262,11 @@ class Runner:
         return request, due
 
     def _inventory(self) -> Inventory | None:
-        cards, error = self._hardware.view.cards, self._hardware.view.error
+        view = self._hardware.view
+        cards = view.cards
         if cards is None:
             return None
-        key = (cards, error)
+        key = (cards, view.error, self._advice.take(cards, view.health))
         if self._facts is None or key != self._facts_of:
             self._facts_of = key
             self._facts = node_facts(
@@ -271,7 +274,9 @@ class Runner:
                 version=self._version,
                 address=self._config.address or _own_address(self._config.endpoint.host, self._config.endpoint.port),
                 has_cgroups=self._has_cgroups,
-                backend_error=error,
+                backend_error=view.error,
+                backend_error_kind=view.error_kind,
+                advice=key[2],
             )
         return self._facts
 
@@ -304,6 +309,7 @@ class Runner:
             self._inventory_sent = inventory
         if request.processes is not None:
             self._processes_sent_at = self._hardware.view.processes_at
+        self._health.taken(request.health, now)
         self._store.events_ack(set(orders.ack_eids))
         self._store.results_ack(r.cid for r in request.results)
         if request.answer is not None:

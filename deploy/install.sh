@@ -23,7 +23,7 @@ usage: install.sh --controller-endpoint URL [--token-file FILE] [options]
   --prefix DIR        where the programs go (/opt/nebulagrid)
   --config-dir DIR    where agent.toml and the credential go (/etc/nebulagrid)
   --data-dir DIR      where the agent keeps its ranks (/var/lib/nebulagrid/agent)
-  --backend KIND      auto, nvml, simulated or none (auto)
+  --backend KIND      auto, nvml, level_zero, ascend, amd, simulated or none (auto)
   --scenario FILE     scenario of the simulated backend
   --python PROGRAM    Python 3.11 or newer
   --re-enroll         join again, with a new token, though this machine has a credential

@@ -16,6 +16,9 @@ EVENTS = {
     "card_unreadable": gettext_lazy("The card can't be read."),
     "backend_error": gettext_lazy("The hardware layer failed."),
     "throttle": gettext_lazy("The card slows itself down."),
+    "anomaly": gettext_lazy("The card reported a value that no card can have; it was dropped."),
+    "card_health": gettext_lazy("The card's own health report changed."),
+    "driver_mismatch": gettext_lazy("The NVIDIA driver and its library differ in version."),
     "lost": gettext_lazy("The card has fallen off the bus."),
 }
 #: Of an event: tone and icon.

@@ -24,6 +24,23 @@ ADVICE = {
     "persistence_off": gettext_lazy(
         "Persistence mode is off: each start initialises the driver anew; an admin can set it with nvidia-smi -pm 1."
     ),
+    "driver_no_permission": gettext_lazy(
+        "The agent may not open the GPU devices; check who may (NVIDIA: the mode of /dev/nvidia*, Intel: the groups render and video)."
+    ),
+    "remap_failed": gettext_lazy("A card has used up its spare memory rows: have it replaced."),
+    "remap_pending": gettext_lazy("A card waits for a reset to take bad memory out of use: reset it or reboot the node when it is idle."),
+    "ecc_uncorrected": gettext_lazy(
+        "A card had memory errors that it could not correct since the driver was loaded: reset it when it is idle and watch it."
+    ),
+    "compute_mode": gettext_lazy(
+        "A card's compute mode lets only one process or none use it, so jobs can't share it: set it with nvidia-smi -c DEFAULT."
+    ),
+    "pcie_narrow": gettext_lazy("A card's PCIe link has fewer lanes than it could have: check its seat, riser and slot."),
+    "bar1_small": gettext_lazy(
+        "Resizable BAR is off for a card; switch it on in the firmware setup (with Above 4G Decoding) for faster transfers."
+    ),
+    "nvlink_down": gettext_lazy("Some of a card's NVLinks are down: check the bridge or reseat the card."),
+    "power_limited": gettext_lazy("A card's power limit is set well below its default, so it is slower than others of its kind."),
     "topology_unknown": gettext_lazy("The card topology can't be read: cards that are close to each other are not preferred."),
     "unified_memory": gettext_lazy("The cards share memory with the host."),
     "clock_skew": gettext_lazy("The node's clock differs from the control plane's; set up NTP."),

@@ -6,11 +6,14 @@ carries `error` and Nones, the rest are complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pwd
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
-from agent.protocol import GpuGrant, GpuInfo, GpuProcess, GpuStatus, LinkInfo, RankId
+from agent.protocol import GpuGrant, GpuHealth, GpuInfo, GpuProcess, GpuStatus, LinkInfo, RankId
 
 
 class BackendError(RuntimeError):
@@ -34,6 +37,8 @@ class Cards:
     driver_version: str | None = None
     cuda_version: str | None = None
     simulated: bool = False
+    backends: tuple[str, ...] = ()  # that these cards come from
+    advice: tuple[str, ...] = ()  # about the hardware layer as a whole: driver_mismatch, …
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,9 @@ class HardwareBackend(Protocol):
     def get_status(self) -> list[GpuStatus]:
         """One status a known card; a failing card has `error` set. `foreign_mib` is left 0: the agent works it out."""
 
+    def get_health(self) -> list[GpuHealth]:
+        """The slow facts of the cards that answer. Dearer than `get_status`: for every 30 s."""
+
     def get_process_list(self) -> list[GpuProcess] | None:
         """Processes on the cards, `rank` unset; None where this hardware or system does not tell."""
 
@@ -96,6 +104,9 @@ class NoBackend:
     def get_status(self) -> list[GpuStatus]:
         return []
 
+    def get_health(self) -> list[GpuHealth]:
+        return []
+
     def get_process_list(self) -> list[GpuProcess] | None:
         return []
 
@@ -109,7 +120,7 @@ class NoBackend:
         return
 
 
-#: field of GpuStatus → lowest and highest value that a real card can report.
+#: Field of GpuStatus → lowest and highest value that a real card can report.
 LIMITS: dict[str, tuple[int, int]] = {
     "used_mib": (0, 2**24),
     "reserved_mib": (0, 2**24),
@@ -121,27 +132,73 @@ LIMITS: dict[str, tuple[int, int]] = {
     "core_mhz": (0, 20000),
     "mem_mhz": (0, 40000),
 }
+#: The same of GpuHealth. Counters may be large, but -1 and 2**64-1 are what drivers say for "I don't know".
+HEALTH_LIMITS: dict[str, tuple[int, int]] = {
+    "ecc_corrected": (0, 2**48),
+    "ecc_uncorrected": (0, 2**48),
+    "ecc_uncorrected_total": (0, 2**48),
+    "retired_pages": (0, 100_000),
+    "remapped_rows": (0, 100_000),
+    "pcie_gen": (1, 10),
+    "pcie_width": (1, 32),
+    "pcie_replays": (0, 2**32 - 2),
+    "nvlinks": (0, 64),
+    "nvlinks_up": (0, 64),
+    "nvlink_errors": (0, 2**48),
+    "power_limit_w": (1, 5000),
+    "power_default_w": (1, 5000),
+    "core_max_mhz": (1, 20000),
+    "mem_max_mhz": (1, 40000),
+    "slow_c": (20, 150),
+    "bar1_mib": (1, 2**24),
+    "energy_j": (0, 2**48),
+}
+#: Of GpuInfo.
+INFO_LIMITS: dict[str, tuple[int, int]] = {"total_mib": (1, 2**24), "pcie_gen": (1, 10), "pcie_width": (1, 32), "numa": (0, 4095)}
 
 
 class Sanity:
-    """Drops values that no card can have (util 200, -1, 2**32-1, a string) and counts them per field."""
+    """Drops values that no card can have (util 200, -1, 2**32-1, a string) and counts them per field and per card."""
 
     def __init__(self) -> None:
         self.anomalies: dict[str, int] = {}
+        self.by_card: dict[str, int] = {}
+        self._told: set[tuple[str, str]] = set()
+        self._events: list[HardwareEvent] = []
 
-    def value(self, name: str, value: object) -> int | None:
-        """``value`` of the GpuStatus field ``name``, or None when it cannot be true."""
+    def value(self, name: str, value: object, *, limits: Mapping[str, tuple[int, int]] = LIMITS, uuid: str = "") -> int | None:
+        """``value`` of the field ``name``, or None when it cannot be true."""
         if value is None:
             return None
-        low, high = LIMITS[name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            self.anomalies[name] = self.anomalies.get(name, 0) + 1
-            return None
-        return round(value)
+        low, high = limits[name]
+        if not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high:
+            return round(value)
+        self.anomalies[name] = self.anomalies.get(name, 0) + 1
+        self.by_card[uuid] = self.by_card.get(uuid, 0) + 1
+        if uuid and (uuid, name) not in self._told:
+            self._told.add((uuid, name))
+            self._events.append(HardwareEvent(kind="anomaly", gpu=uuid, data={"field": name, "value": str(value)[:40]}, at=time.time()))
+        return None
 
     def sane(self, status: GpuStatus) -> GpuStatus:
-        values: dict[str, Any] = {name: self.value(name, getattr(status, name)) for name in LIMITS}
+        values: dict[str, Any] = {name: self.value(name, getattr(status, name), uuid=status.uuid) for name in LIMITS}
         return replace(status, **values)
+
+    def healthy(self, health: GpuHealth) -> GpuHealth:
+        """The slow facts, with how many values of this card were dropped so far."""
+        values: dict[str, Any] = {
+            name: self.value(name, getattr(health, name), limits=HEALTH_LIMITS, uuid=health.uuid) for name in HEALTH_LIMITS
+        }
+        return replace(health, **values, anomalies=self.by_card.get(health.uuid, 0))
+
+    def info(self, info: GpuInfo) -> GpuInfo:
+        values: dict[str, Any] = {name: self.value(name, getattr(info, name), limits=INFO_LIMITS, uuid=info.uuid) for name in INFO_LIMITS}
+        return replace(info, **values)
+
+    def events(self) -> list[HardwareEvent]:
+        """An event for each field of a card that told nonsense for the first time; each once."""
+        found, self._events = self._events, []
+        return found
 
 
 def sane(status: GpuStatus, sanity: Sanity | None = None) -> GpuStatus:
@@ -161,3 +218,40 @@ def bus_key(pci_bus_id: str) -> tuple[int, int, int, int]:
         raise ValueError(f"{pci_bus_id!r} is not a PCI bus id")
     domain, bus, device, function = (int(p, 16) for p in parts)
     return domain, bus, device, function
+
+
+def bus_slot(text: str | None) -> tuple[int, int, int] | None:
+    """(domain, bus, device) of any spelling: ``PCI:0000:3b:00``, ``00000000:3B:00.0``, ``3b:00.0``; None if it is none."""
+    parts = (text or "").strip().lower().removeprefix("pci:").split(".")[0].split(":")
+    if len(parts) == 2:
+        parts.insert(0, "0")
+    try:
+        domain, bus, device = (int(part, 16) for part in parts)
+    except ValueError:
+        return None
+    return domain, bus, device
+
+
+def host_memory_mib() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) // 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def describe(process: GpuProcess) -> GpuProcess:
+    """Add user and program name from /proc. The arguments stay out: they may hold secrets."""
+    try:
+        base = Path("/proc", str(process.pid))
+        uid = base.stat().st_uid
+        command = base.joinpath("comm").read_text().strip()
+    except OSError:
+        return process
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return replace(process, user=user, command=command)

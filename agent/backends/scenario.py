@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from agent.backends.base import LIMITS
-from agent.protocol import GpuInfo, GpuProcess, LinkInfo, ProtocolError, from_json
+from agent.protocol import GpuHealth, GpuInfo, GpuProcess, LinkInfo, ProtocolError, from_json
 
 DEFAULT_SCENARIO: dict[str, Any] = {
     "devices": [
@@ -44,7 +44,7 @@ DEFAULT_SCENARIO: dict[str, Any] = {
 }
 
 _INFO_FIELDS = {f.name for f in fields(GpuInfo)} - {"index", "simulated"}
-FAULTS = ("vanish", "lost", "hang", "wild", "xid", "leak")
+FAULTS = ("vanish", "lost", "hang", "wild", "xid", "leak", "throttle", "mismatch")
 #: What a metric's object must hold, and what it may hold besides.
 _SHAPES = (
     (frozenset({"base"}), frozenset({"noise", "lag_s", "wave", "period_s"})),
@@ -68,6 +68,7 @@ class Device:
     rank_use: float  # share of its grant that a rank uses
     fill_s: float = 0.0  # in which a rank's memory grows to that
     by_share: bool = False  # `busy` is for a card that is taken as a whole
+    health: GpuHealth | None = None  # the slow facts; None = no card of this kind tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ def _metrics(value: Any, where: str) -> dict[str, Any]:
 
 
 def _device(value: Any, where: str, index: int, part: int, count: int, salt: str) -> Device:
-    known = _INFO_FIELDS | {"count", "metrics", "busy", "rank_use", "fill_s", "by_share"}
+    known = _INFO_FIELDS | {"count", "metrics", "busy", "rank_use", "fill_s", "by_share", "health"}
     _need(set(value) <= known, f"{where} has unknown keys {', '.join(sorted(set(value) - known))}; known are {', '.join(sorted(known))}")
     info = {k: v for k, v in value.items() if k in _INFO_FIELDS}
     if "uuid" not in info:
@@ -139,8 +140,12 @@ def _device(value: Any, where: str, index: int, part: int, count: int, salt: str
         info["pci_bus_id"] = f"{index // 224:08X}:{index % 224 + 1:02X}:00.0"
     try:
         gpu = from_json(GpuInfo, {**info, "index": index, "simulated": True}, where)
-    except ProtocolError as error:
+        told = value.get("health")
+        health = None if told is None else from_json(GpuHealth, {**told, "uuid": gpu.uuid}, f"{where}.health")
+    except (ProtocolError, TypeError) as error:
         raise ScenarioError(str(error)) from error
+    strange = set(told or {}) - {f.name for f in fields(GpuHealth)}
+    _need(not strange, f"{where}.health has unknown keys {', '.join(sorted(strange))}")
     use = value.get("rank_use", 1.0)
     _need(_is_number(use) and 0 <= use <= 4, f"{where}.rank_use must be a number from 0 to 4")
     fill = value.get("fill_s", 0)
@@ -154,6 +159,7 @@ def _device(value: Any, where: str, index: int, part: int, count: int, salt: str
         rank_use=float(use),
         fill_s=float(fill),
         by_share=by_share,
+        health=health,
     )
 
 
@@ -219,6 +225,7 @@ def scenario_parse(value: Any, *, salt: str = "") -> Scenario:
             _need(fault.kind in FAULTS, f"faults[{i}].kind is {fault.kind!r}; known are {', '.join(FAULTS)}")
             _need(_is_number(fault.at_s) and (fault.for_s is None or _is_number(fault.for_s)), f"faults[{i}]: at_s and for_s are seconds")
             _need(fault.kind != "wild" or fault.field in LIMITS, f"faults[{i}].field must be one of {', '.join(LIMITS)}")
+            _need(fault.kind != "throttle" or isinstance(fault.value, str), f"faults[{i}].value must say what holds the clocks down")
             _need(isinstance(fault.xid, int) and isinstance(fault.mib, int), f"faults[{i}]: xid and mib are whole numbers")
             if fault.gpu is not None:
                 _uuid_of(fault.gpu, devices, f"faults[{i}].gpu")

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agent.backends.base import LIMITS, BackendError, BackendHang, Cards, HardwareEvent, Placed, Sanity
-from agent.backends.nvml import describe
+from agent.backends.base import LIMITS, BackendError, BackendHang, Cards, HardwareEvent, Placed, Sanity, describe
 from agent.backends.scenario import DEFAULT_SCENARIO, Device, Fault, Scenario, scenario_parse, shape_value
-from agent.protocol import GpuInfo, GpuProcess, GpuStatus, RankId
+from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, RankId
 
 log = logging.getLogger("nebula-agent")
 
@@ -89,6 +88,8 @@ class SimulatedBackend:
         at_s = self._at_s(loaded)
         if any(f.kind == "hang" and f.is_on(at_s) for f in loaded.scenario.faults):
             raise BackendHang("the scenario says hang")
+        if any(f.kind == "mismatch" and f.is_on(at_s) for f in loaded.scenario.faults):
+            raise BackendError("The scenario says that driver and library differ (driver mismatch): reboot the node.", "driver_mismatch")
         return [d for d in loaded.scenario.devices if not self._faults(loaded, "vanish", d.info)]
 
     # --- HardwareBackend --------------------------------------------------------------------------------------
@@ -106,6 +107,7 @@ class SimulatedBackend:
             driver_version=loaded.scenario.driver,
             cuda_version=loaded.scenario.cuda,
             simulated=True,
+            backends=(self.name,),
         )
 
     def get_status(self) -> list[GpuStatus]:
@@ -128,9 +130,10 @@ class SimulatedBackend:
             used += sum(self._rank_mib(device, p.rank, g.mib) for p in self._placed for g in p.gpus if g.uuid == info.uuid)
             used += sum(f.mib for f in self._faults(loaded, "leak", info))
             values["used_mib"] = used if info.total_mib is None else min(used, info.total_mib)
-        status = GpuStatus(uuid=info.uuid, **values)
+        throttle = tuple(str(f.value) for f in self._faults(loaded, "throttle", info))
+        status = GpuStatus(uuid=info.uuid, **values, throttle=throttle)
         for fault in self._faults(loaded, "wild", info):
-            wild: dict[str, Any] = {fault.field: self.sanity.value(fault.field, fault.value)}
+            wild: dict[str, Any] = {fault.field: self.sanity.value(fault.field, fault.value, uuid=info.uuid)}
             status = replace(status, **wild)
         return status
 
@@ -175,6 +178,11 @@ class SimulatedBackend:
         filled = 1.0 if device.fill_s == 0 else min(1.0, age_s / device.fill_s)
         return round(granted_mib * device.rank_use * filled)
 
+    def get_health(self) -> list[GpuHealth]:
+        loaded = self._current()
+        seen = [d for d in self._seen(loaded) if d.health is not None and not self._faults(loaded, "lost", d.info)]
+        return [self.sanity.healthy(d.health) for d in seen if d.health is not None]
+
     def get_process_list(self) -> list[GpuProcess] | None:
         loaded = self._current()
         seen = {d.info.uuid: d for d in self._seen(loaded)}
@@ -192,7 +200,7 @@ class SimulatedBackend:
     def events(self) -> list[HardwareEvent]:
         loaded = self._current()
         at_s = self._at_s(loaded)
-        found: list[HardwareEvent] = []
+        found = self.sanity.events()
         for number, fault in enumerate(loaded.scenario.faults):
             if fault.kind == "xid" and number not in loaded.fired and at_s >= fault.at_s:
                 loaded.fired.add(number)

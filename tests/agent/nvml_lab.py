@@ -29,6 +29,32 @@ FULL = {
     "cc": "8.9",
     "pcie_gen": 4,
     "pcie_width": 16,
+    "reasons": 0,
+}
+
+#: The slow facts of a data-centre card that is well.
+HEALTHY = {
+    "ecc": 1,
+    "ecc_single": 3,
+    "ecc_double": 0,
+    "ecc_life": 1,
+    "rows": "0,0,0,0",
+    "pcie_gen_now": 4,
+    "pcie_width_now": 16,
+    "replays": 2,
+    "persistence": 1,
+    "compute_mode": 0,
+    "limit_mw": 450000,
+    "default_mw": 450000,
+    "max_sm": 3105,
+    "max_mem": 10501,
+    "slow_c": 90,
+    "bar1": 32768 * MIB,
+    "energy_mj": 123456789,
+    "link_replays": 1,
+    "link_recoveries": 0,
+    "link_flits": 2,
+    "link_crcs": 0,
 }
 
 

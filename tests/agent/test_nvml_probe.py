@@ -170,7 +170,7 @@ def test_a_driver_that_does_not_open_is_told_and_looked_at_again(
 ) -> None:
     machine.card()
     machine.say("init 18")
-    code = "import agent.probe as p; p.REOPEN_S = 0.05; p.child_main()"
+    code = "import agent.probe_child as p; p.REOPEN_S = 0.05; p.child_main('nvml')"
     reader = Reader(make(argv=[sys.executable, "-P", "-c", code]))
     broken = reader.sample()
     assert broken.error_kind == "driver_mismatch"

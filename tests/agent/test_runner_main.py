@@ -63,7 +63,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({**GOOD, "node_id": True}, "whole number"),
     ({**GOOD, "endpoint": "http://lab.example"}, "use https"),
     ({**GOOD, "endpoint": 5}, "must be a string"),
-    ({**GOOD, "backend": "cuda"}, "must be one of auto, nvml, simulated, none"),
+    ({**GOOD, "backend": "cuda"}, "must be one of auto, nvml, level_zero, ascend, amd, simulated, none"),
     ({**GOOD, "cuda_visible": "name"}, "must be one of index, uuid"),
     ({**GOOD, "identity": "root"}, "must be one of same, mapped"),
     ({**GOOD, "colour": "red"}, "unknown key 'colour'"),

@@ -1,16 +1,19 @@
 /* A small libnvidia-ml.so.1 for tests: it answers pynvml's calls from the text file that NEBULA_NVML_STATE names, which is
-   read at every call, so a test changes the machine by writing the file.
+   looked at at every call, so a test changes the machine by writing the file.
 
      driver 570.1                    init 18                     nvmlInit fails with that code
      gpu <i> <key> <value>           keys: see below; a key that is absent is NOT_SUPPORTED
      proc <i> <pid> <bytes|na>       a compute process           gfx <i> <pid> <bytes|na>   a graphics process
-     topo <i> <j> <level>            common ancestor             nvlink <i> <link> <pci id of the other end>
+     topo <i> <j> <level>            common ancestor             nvlink <i> <link> <pci id of the other end | down>
+     mig <i> <n> <uuid> <total> <used> <gi> <ci> <profile>      part n of card i
+     migproc <i> <n> <pid> <bytes>   a process on it             migxid <seq> <i> <code> <gi> <ci>   an event of it
      xid <seq> <i> <code>            an event, once per seq      fail <i|-1> <function|*> <code>
      hang <function> <ms>            */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
@@ -19,21 +22,36 @@ typedef unsigned long long u64;
 typedef void *dev;
 enum { OK = 0, UNINIT = 1, EINVAL_ = 2, NOTSUP = 3, INSUF = 7, NODRIVER = 9, TIMEOUT_ = 10, VERSION = 25 };
 
-static char handles[64], event_set[1];
+/* A card is handles + 1 + i, part n of card i is parts + 8 * i + n. */
+static char handles[64], parts[256], event_set[1];
 static int inited, last_xid;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* --- the state file ------------------------------------------------------------------------------------------ */
 
+/* A copy of the file's text; read again only when it is another file (tests replace it). */
 static char *load(void) {
+    static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
+    static struct stat last;
+    static char *text;
     const char *path = getenv("NEBULA_NVML_STATE");
-    FILE *f = path ? fopen(path, "r") : NULL;
-    if (!f) return NULL;
-    char *text = calloc(1, 65536);
-    size_t n = fread(text, 1, 65534, f);
-    text[n] = '\n';
-    fclose(f);
-    return text;
+    struct stat now;
+    char *copy = NULL;
+    if (!path || stat(path, &now)) return NULL;
+    pthread_mutex_lock(&reading);
+    if (!text || now.st_ino != last.st_ino || now.st_dev != last.st_dev || memcmp(&now.st_mtim, &last.st_mtim, sizeof now.st_mtim)) {
+        FILE *f = fopen(path, "r");
+        if (f) {
+            free(text);
+            text = calloc(1, 65536);
+            text[fread(text, 1, 65534, f)] = '\n';
+            fclose(f);
+            last = now;
+        }
+    }
+    if (text) copy = strdup(text);
+    pthread_mutex_unlock(&reading);
+    return copy;
 }
 
 static int each(int (*line_cb)(char *, void *), void *arg) {
@@ -78,7 +96,21 @@ static int cb_trouble(char *l, void *arg) {
     if (sscanf(l, "hang %79s %d", fn, &n) == 2 && !strcmp(fn, t->fn)) t->ms = n;
     return 0;
 }
-static int index_of(dev d) { return (int)((char *)d - handles) - 1; }
+static int part_of(dev d) { long at = (char *)d - parts; return at >= 0 && at < (long)sizeof parts ? (int)at : -1; }
+static int index_of(dev d) { return part_of(d) >= 0 ? part_of(d) / 8 : (int)((char *)d - handles) - 1; }
+
+struct mig { int gpu, number, gi, ci, hit; u64 total, used; char uuid[80], profile[32]; };
+static int cb_mig(char *l, void *arg) {
+    struct mig *m = arg, f;
+    if (sscanf(l, "mig %d %d %79s %llu %llu %d %d %31s", &f.gpu, &f.number, f.uuid, &f.total, &f.used, &f.gi, &f.ci, f.profile) == 8
+        && f.gpu == m->gpu && f.number == m->number) { *m = f; m->hit = 1; return 1; }
+    return 0;
+}
+static int mig_of(dev d, struct mig *m) {
+    m->gpu = part_of(d) / 8; m->number = part_of(d) % 8; m->hit = 0;
+    if (part_of(d) >= 0) each(cb_mig, m);
+    return part_of(d) >= 0 && m->hit;
+}
 static int before(dev d, const char *fn) {
     struct trouble t = {d ? index_of(d) : -1, fn, 0, 0};
     if (!inited) return UNINIT;
@@ -88,8 +120,18 @@ static int before(dev d, const char *fn) {
 }
 static int number(dev d, const char *fn, const char *key, u64 *out) {
     char text[128];
+    struct mig m;
     int r = before(d, fn);
     if (r) return r;
+    if (part_of(d) >= 0) {
+        if (!mig_of(d, &m)) return NOTSUP;
+        if (!strcmp(key, "total")) *out = m.total;
+        else if (!strcmp(key, "used")) *out = m.used;
+        else if (!strcmp(key, "gi")) *out = (u64)m.gi;
+        else if (!strcmp(key, "ci")) *out = (u64)m.ci;
+        else return NOTSUP;
+        return OK;
+    }
     if (!get(index_of(d), key, text, sizeof text)) return NOTSUP;
     *out = strtoull(text, 0, 0);
     return OK;
@@ -130,13 +172,83 @@ API int nvmlDeviceGetHandleByIndex_v2(u32 i, dev *d) {
 
 #define TEXT(fn, key) API int fn(dev d, char *out, u32 n) { int r = before(d, #fn); return r ? r : get(index_of(d), key, out, n) ? OK : NOTSUP; }
 #define NUMBER(fn, key) API int fn(dev d, u32 *out) { u64 v; int r = number(d, #fn, key, &v); if (!r) *out = (u32)v; return r; }
-TEXT(nvmlDeviceGetName, "name")
-TEXT(nvmlDeviceGetUUID, "uuid")
+API int nvmlDeviceGetName(dev d, char *out, u32 n) {
+    char text[96];
+    struct mig m;
+    int r = before(d, "nvmlDeviceGetName");
+    if (r) return r;
+    if (!get(index_of(d), "name", text, sizeof text)) return NOTSUP;
+    if (mig_of(d, &m)) snprintf(out, n, "%s MIG %s", text, m.profile);
+    else snprintf(out, n, "%s", text);
+    return OK;
+}
+API int nvmlDeviceGetUUID(dev d, char *out, u32 n) {
+    struct mig m;
+    int r = before(d, "nvmlDeviceGetUUID");
+    if (r) return r;
+    if (mig_of(d, &m)) { snprintf(out, n, "%s", m.uuid); return OK; }
+    return get(index_of(d), "uuid", out, n) ? OK : NOTSUP;
+}
 NUMBER(nvmlDeviceGetPowerUsage, "power_mw")
 NUMBER(nvmlDeviceGetFanSpeed, "fan")
 NUMBER(nvmlDeviceGetNumaNodeId, "numa")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_gen")
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_width")
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_gen_now")
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie_width_now")
+NUMBER(nvmlDeviceGetPcieReplayCounter, "replays")
+NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
+NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, "limit_mw")
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "default_mw")
+NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, "retired_pending")
+NUMBER(nvmlDeviceGetGpuInstanceId, "gi")
+NUMBER(nvmlDeviceGetComputeInstanceId, "ci")
+#define BIG_NUMBER(fn, key) API int fn(dev d, u64 *out) { return number(d, #fn, key, out); }
+BIG_NUMBER(nvmlDeviceGetTotalEnergyConsumption, "energy_mj")
+BIG_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, "reasons")
+BIG_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, "old_reasons")
+API int nvmlDeviceGetMaxClockInfo(dev d, u32 type, u32 *out) {
+    u64 v;
+    int r = number(d, "nvmlDeviceGetMaxClockInfo", type == 2 ? "max_mem" : "max_sm", &v);
+    if (!r) *out = (u32)v;
+    return r;
+}
+API int nvmlDeviceGetTemperatureThreshold(dev d, u32 kind, u32 *out) {
+    u64 v;
+    int r = number(d, "nvmlDeviceGetTemperatureThreshold", kind == 1 ? "slow_c" : "off_c", &v);
+    if (!r) *out = (u32)v;
+    return r;
+}
+API int nvmlDeviceGetBAR1MemoryInfo(dev d, u64 *o) { u64 v; int r = number(d, "nvmlDeviceGetBAR1MemoryInfo", "bar1", &v); if (!r) o[0] = v; return r; }
+API int nvmlDeviceGetEccMode(dev d, u32 *now, u32 *next) { u64 v; int r = number(d, "nvmlDeviceGetEccMode", "ecc", &v); if (!r) *now = *next = (u32)v; return r; }
+API int nvmlDeviceGetTotalEccErrors(dev d, u32 kind, u32 counter, u64 *out) {
+    return number(d, "nvmlDeviceGetTotalEccErrors", counter ? "ecc_life" : kind ? "ecc_double" : "ecc_single", out);
+}
+API int nvmlDeviceGetRemappedRows(dev d, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed) {
+    char text[64];
+    int r = before(d, "nvmlDeviceGetRemappedRows");
+    if (r) return r;
+    if (!get(index_of(d), "rows", text, sizeof text)) return NOTSUP;
+    return sscanf(text, "%u,%u,%u,%u", corrected, uncorrected, pending, failed) == 4 ? OK : NOTSUP;
+}
+API int nvmlDeviceGetRetiredPages(dev d, u32 cause, u32 *n, u64 *pages) {
+    u64 have;
+    int r = number(d, "nvmlDeviceGetRetiredPages", cause ? "retired_double" : "retired_single", &have);
+    if (r) return r;
+    r = pages && *n >= have ? OK : have ? INSUF : OK;
+    *n = (u32)have;
+    return r;
+}
+API int nvmlDeviceGetMigMode(dev d, u32 *now, u32 *next) { u64 v; int r = number(d, "nvmlDeviceGetMigMode", "mig_mode", &v); if (!r) *now = *next = (u32)v; return r; }
+API int nvmlDeviceGetMaxMigDeviceCount(dev d, u32 *n) { int r = before(d, "nvmlDeviceGetMaxMigDeviceCount"); if (!r) *n = 7; return r; }
+API int nvmlDeviceGetMigDeviceHandleByIndex(dev d, u32 n, dev *out) {
+    struct mig m;
+    int r = before(d, "nvmlDeviceGetMigDeviceHandleByIndex");
+    if (r) return r;
+    *out = parts + 8 * index_of(d) + n;
+    return mig_of(*out, &m) ? OK : 6;
+}
 
 API int nvmlDeviceGetTemperature(dev d, u32 sensor, u32 *out) {
     u64 v; (void)sensor;
@@ -212,8 +324,15 @@ API int nvmlDeviceGetNvLinkState(dev d, u32 link, u32 *on) {
     char text[64];
     struct link w = {index_of(d), link, text};
     int r = before(d, "nvmlDeviceGetNvLinkState");
-    if (!r) *on = (u32)each(cb_link, &w);
-    return r;
+    if (r) return r;
+    if (!each(cb_link, &w)) return EINVAL_;  /* the card has no such link */
+    *on = strcmp(text, "down") != 0;
+    return OK;
+}
+API int nvmlDeviceGetNvLinkErrorCounter(dev d, u32 link, u32 counter, u64 *out) {
+    static const char *keys[] = {"link_replays", "link_recoveries", "link_flits", "link_crcs"};
+    (void)link;
+    return number(d, "nvmlDeviceGetNvLinkErrorCounter", keys[counter & 3], out);
 }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(dev d, u32 link, struct pci *p) {
     char text[64];
@@ -254,8 +373,13 @@ static int cb_proc(char *l, void *arg) {
     return 0;
 }
 static int processes(dev d, const char *fn, const char *form, u32 *n, struct proc *out) {
+    char mine[40];
     int r = before(d, fn);
     if (r) return r;
+    if (part_of(d) >= 0) {
+        snprintf(mine, sizeof mine, "migproc %%d %d %%u %%31s", part_of(d) % 8);
+        form = *form == 'p' ? mine : "none";
+    }
     struct list q = {index_of(d), form, 0, out ? *n : 0, out};
     each(cb_proc, &q);
     r = q.n && (!out || *n < q.n) ? INSUF : OK;
@@ -266,11 +390,12 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *n, struct proc *out)
 API int nvmlDeviceGetGraphicsRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetGraphicsRunningProcesses_v3", "gfx %d %u %31s", n, out); }
 
 struct event { dev d; u64 type, data; u32 gi, ci; };
-struct xid { int gpu, code, seq; };
+struct xid { int gpu, code, seq, gi, ci; };
 static int cb_xid(char *l, void *arg) {
     struct xid *x = arg;
-    int seq, i, code;
-    if (sscanf(l, "xid %d %d %d", &seq, &i, &code) == 3 && seq > last_xid) { *x = (struct xid){i, code, seq}; return 1; }
+    int seq, i, code, gi = -1, ci = -1;
+    if ((sscanf(l, "migxid %d %d %d %d %d", &seq, &i, &code, &gi, &ci) == 5 || sscanf(l, "xid %d %d %d", &seq, &i, &code) == 3)
+        && seq > last_xid) { *x = (struct xid){i, code, seq, gi, ci}; return 1; }
     return 0;
 }
 API int nvmlEventSetCreate(void **set) { *set = event_set; return before(0, "nvmlEventSetCreate"); }
@@ -279,12 +404,12 @@ API int nvmlDeviceRegisterEvents(dev d, u64 types, void *set) { (void)types; (vo
 API int nvmlEventSetWait_v2(void *set, struct event *e, u32 ms) {
     (void)set;
     for (u32 waited = 0;; waited += 2) {
-        struct xid x = {-1, 0, 0};
+        struct xid x = {-1, 0, 0, -1, -1};
         pthread_mutex_lock(&mutex);
         each(cb_xid, &x);
         if (x.seq) last_xid = x.seq;
         pthread_mutex_unlock(&mutex);
-        if (x.seq) { *e = (struct event){handles + 1 + x.gpu, 8, (u64)x.code, ~0u, ~0u}; return OK; }
+        if (x.seq) { *e = (struct event){handles + 1 + x.gpu, 8, (u64)x.code, (u32)x.gi, (u32)x.ci}; return OK; }
         if (waited >= ms) return TIMEOUT_;
         usleep(2000);
     }

@@ -1,0 +1,121 @@
+"""What the NVIDIA driver writes to the kernel's log: XIDs, and cards that fall off the bus without a number.
+
+NVML tells of XIDs too, but not of a card that it never opened, and not while it is shut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent.backends.base import bus_slot
+
+log = logging.getLogger("nebula-agent")
+
+KMSG = "/dev/kmsg"
+XID_OFF_THE_BUS = 79
+TEXT_MOST = 300
+
+_XID = re.compile(r"NVRM:? (?:\S+ )?Xid \(([0-9A-Za-z:.]+)\): (\d+)")
+_CARD = re.compile(r"(?:GPU|PCI:)\s*(?:at )?(?:PCI:)?((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)")
+_FALLEN = re.compile(r"fallen off the bus", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class XidLine:
+    slot: tuple[int, int, int] | None  # PCI domain, bus, device
+    xid: int
+    text: str
+
+
+class XidParser:
+    """Lines in, XIDs out. It keeps the card of a sentence that goes over several lines."""
+
+    def __init__(self) -> None:
+        self._card: tuple[int, int, int] | None = None
+        self._lines_left = 0
+
+    def feed(self, message: str) -> list[XidLine]:
+        """``message``: the text of one log record; ``\\x0a`` in it is how /dev/kmsg writes a line break."""
+        found: list[XidLine] = []
+        for line in message.replace("\\x0a", "\n").splitlines():
+            if self._lines_left == 0 and "NVRM" not in line:
+                continue
+            self._lines_left = max(0, self._lines_left - 1)
+            xid = _XID.search(line)
+            if xid is not None:
+                found.append(XidLine(bus_slot(xid[1]), int(xid[2]), line.strip()[:TEXT_MOST]))
+                self._lines_left = 0
+                continue
+            card = _CARD.search(line)
+            if card is not None:
+                self._card, self._lines_left = bus_slot(card[1]), 4
+            if _FALLEN.search(line):
+                found.append(XidLine(self._card if self._lines_left else None, XID_OFF_THE_BUS, line.strip()[:TEXT_MOST]))
+                self._lines_left = 0
+        return found
+
+
+class KernelLog:
+    """A thread that sleeps until the kernel has written; from now on, not what was before."""
+
+    def __init__(self, tell: Callable[[XidLine], None], path: str = KMSG) -> None:
+        """``readable`` is False where this user may not read the log (root or CAP_SYSLOG may)."""
+        self._tell, self._parser = tell, XidParser()
+        self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread: threading.Thread | None = None
+        try:
+            self._fd: int | None = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):  # a pipe in its place has no end to go to
+                os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as error:
+            log.debug("The kernel log cannot be read: %s.", error)
+            self._fd = None
+            return
+        self._thread = threading.Thread(target=self._read, name="kernel-log", daemon=True)
+        self._thread.start()
+
+    @property
+    def readable(self) -> bool:
+        return self._fd is not None
+
+    def _read(self) -> None:
+        fd = self._fd
+        if fd is None:
+            return
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.register(self._stop_read, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if self._stop_read in ready:
+                return
+            try:
+                record = os.read(fd, 8192)  # one record a read
+            except OSError as error:
+                if error.errno in (errno.EPIPE, errno.EAGAIN, errno.EINTR):
+                    continue  # EPIPE: records were overwritten before we came; the next read goes on
+                log.warning("The kernel log is no longer read: %s.", error)
+                return
+            if not record:
+                return
+            head, _, message = record.decode("utf-8", "replace").partition(";")
+            for line in self._parser.feed(message if "," in head else head):
+                self._tell(line)
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            os.write(self._stop_write, b"\0")
+            self._thread.join(timeout=2.0)
+            self._thread = None
+        for fd in (self._fd, self._stop_read, self._stop_write):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self._fd, self._stop_read, self._stop_write = None, -1, -1

@@ -1,0 +1,64 @@
+"""The machine around the cards: RDMA ports, NUMA nodes, memory and cores. Reads /proc and /sys only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from agent.protocol import RdmaInfo
+
+
+def rdma_ports(root: str = "/") -> tuple[RdmaInfo, ...]:
+    """The ports of all InfiniBand and RoCE devices, as /sys/class/infiniband has them."""
+    found: list[RdmaInfo] = []
+    for port in sorted(Path(root, "sys/class/infiniband").glob("*/ports/*")):
+        state = _line(port / "state")  # "4: ACTIVE"
+        rate = re.match(r"(\d+)", _line(port / "rate") or "")  # "200 Gb/sec (4X HDR)"; 2.5 is told as 2
+        found.append(
+            RdmaInfo(
+                name=f"{port.parent.parent.name}:{port.name}",
+                state=state.rpartition(" ")[2] if state else None,
+                rate_gbps=int(rate[1]) if rate else None,
+                layer=_line(port / "link_layer"),
+            )
+        )
+    return tuple(found)
+
+
+def has_rdma(root: str = "/") -> bool:
+    try:
+        return any(Path(root, "sys/class/infiniband").iterdir())
+    except OSError:
+        return False
+
+
+def numa_nodes(root: str = "/") -> int | None:
+    """How many NUMA nodes the host has; None where the kernel does not tell."""
+    count = sum(1 for path in Path(root, "sys/devices/system/node").glob("node*") if path.name[4:].isdigit())
+    return count or None
+
+
+def memory_mib() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1024 * 1024)
+
+
+def cpu_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def os_name() -> str:
+    try:
+        name = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    except OSError:
+        name = platform.system()
+    return f"{name}, {platform.release()}"
+
+
+def _line(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
