@@ -46,8 +46,8 @@ LINKED = (
     *("name", "command", "workdir", "gpu_count", "gpu_mem", "mem_unit", "nodes", "model", "time", "project"),
     *("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "host_unit", "exclusive", "queue", "qos"),
 )
-#: So many models and labels are offered to choose from; others may be typed.
-MODELS_MOST = 12
+#: So many models and labels are offered to choose from.
+MODELS_MOST = 40
 LABELS_MOST = 12
 #: What is folded away under "More"; it is open where one of these has an error, or OPEN_FOR a value.
 _NEEDS = ("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "exclusive")

@@ -429,6 +429,15 @@ def test_a_link_may_set_fields(client: Client) -> None:
     assert (field_value(page, "gpu_mem"), field_value(page, "nodes")) == ("7", "3")
 
 
+def test_a_link_changes_what_a_clone_asks_for(client: Client, lin: User) -> None:
+    asked = {"model": "A100", "exclusive": True, "cpu_milli": 500, "labels": {"rack": "r2"}}
+    source = job_make(lin, gpu_mem_mib=4096, constraints=asked)
+    page = client.get(f"/jobs/new/?from=job:{source.pk}&exclusive=&model=RTX 4090|H100&cpus=&gpu_mem=2").content.decode()
+    assert 'name="exclusive" value="1" checked' not in page
+    assert re.findall(r'name="model" value="([^"]*)" checked', page) == ["RTX 4090", "H100"]
+    assert [field_value(page, name) for name in ("gpu_mem", "cpus", "labels")] == ["2", "", "rack=r2"]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "is_secret"),
     [
