@@ -296,6 +296,16 @@ class GpuProcess(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatus(Message):
+    """The machine itself, every 5 s. ``cpu_pct`` is of all its processors since the last reading; the disk is the agent's own."""
+
+    cpu_pct: int | None = None
+    memory_mib: int | None = None  # in use: what a new program could not have
+    disk_free_mib: int | None = None
+    disk_total_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExitInfo(Message):
     """How a rank ended. ``code`` is None where nobody saw it; ``signal`` is set when a signal ended the program."""
 
@@ -364,6 +374,7 @@ class SyncRequest(Message):
     inventory: Inventory | None = None
     gpus: tuple[GpuStatus, ...] = ()
     health: tuple[GpuHealth, ...] = ()  # of the cards where it is due
+    host: HostStatus | None = None
     processes: tuple[GpuProcess, ...] | None = None  # None = not read this time
     observed: tuple[Observed, ...] = ()
     events: tuple[AgentEvent, ...] = ()

@@ -26,6 +26,7 @@ from agent.commands import CommandRunner
 from agent.config import Config
 from agent.desk import RankDesk
 from agent.hardware import Hardware
+from agent.hostload import HostLoad
 from agent.http import Answer, HttpClient, Unreachable
 from agent.logs import LogShipper
 from agent.probe import Probe
@@ -92,6 +93,7 @@ class Runner:
             give_up_s=give_up_s,
         )
         self._commands = CommandRunner(backend=config.backend, output_path=self._desk.output_path, status=self._hardware.statuses)
+        self._load = HostLoad(config.data_dir)
         self._ask: RestoreAsk | None = None  # a restored control plane's question; the next sync answers it
         self._inventory_sent: Inventory | None = None
         self._facts: Inventory | None = None  # what was made of the cards below
@@ -253,6 +255,7 @@ class Runner:
             inventory=due,
             gpus=self._hardware.statuses(),
             health=self._health.due(view.health, time.monotonic()),
+            host=self._load.read(),
             processes=processes,
             observed=self._desk.observed(),
             events=self._store.events(),

@@ -275,6 +275,8 @@ CELERY_BEAT_SCHEDULE: dict[str, Any] = {
     "sweep": {"task": "jobs.tasks.schedule_sweep", "schedule": 3.0, "options": {"expires": 3}},
     "liveness": {"task": "nodes.tasks.liveness_check", "schedule": 1.0, "options": {"expires": 1}},
     "last-seen": {"task": "nodes.tasks.last_seen_flush", "schedule": 5.0, "options": {"expires": 5}},
+    # Often enough that a late beat misses no step; the first of each step does the work.
+    "samples": {"task": "nodes.tasks.samples_tick", "schedule": 5.0, "options": {"expires": 5}},
     "upkeep": {"task": "jobs.tasks.upkeep", "schedule": 30.0, "options": {"expires": 30}},
 }
 
@@ -392,6 +394,19 @@ if TRUSTED_PROXIES > 0:
 SYNC_INTERVAL_S = env_int("SYNC_INTERVAL_S", 5)
 UNKNOWN_AFTER_S = env_int("UNKNOWN_AFTER_S", 15)
 LEASE_S = env_int("LEASE_S", 600)
+SAMPLE_EVERY_S = env_int("SAMPLE_EVERY_S", 30)  # D11
+if not 5 <= SAMPLE_EVERY_S <= 60 or 60 % SAMPLE_EVERY_S:
+    raise ImproperlyConfigured(f"NEBULA_SAMPLE_EVERY_S is {SAMPLE_EVERY_S}; expected 5, 6, 10, 12, 15, 20, 30 or 60: a part of a minute.")
+SAMPLE_KEEP_HOURS = env_int("SAMPLE_KEEP_HOURS", 24)
+SAMPLE_MINUTES_KEEP_DAYS = env_int("SAMPLE_MINUTES_KEEP_DAYS", 8)
+SAMPLE_HOURS_KEEP_DAYS = env_int("SAMPLE_HOURS_KEEP_DAYS", 400)
+for _name, _kept, _least in (
+    ("SAMPLE_KEEP_HOURS", SAMPLE_KEEP_HOURS, 2),
+    ("SAMPLE_MINUTES_KEEP_DAYS", SAMPLE_MINUTES_KEEP_DAYS, 1),
+    ("SAMPLE_HOURS_KEEP_DAYS", SAMPLE_HOURS_KEEP_DAYS, 1),
+):
+    if _kept < _least:
+        raise ImproperlyConfigured(f"NEBULA_{_name} is {_kept}; expected {_least} or more: the next level is made of what is kept.")
 LOG_CAP_MIB = env_int("LOG_CAP_MIB", 1024)
 ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)

@@ -13,6 +13,24 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from nodes.sample_models import GpuSample, Level, NodeSample, PoolSample, RankSample
+
+__all__ = [
+    "AgentCommand",
+    "EnrolToken",
+    "Gpu",
+    "GpuLink",
+    "GpuSample",
+    "GpuState",
+    "HealthEvent",
+    "Level",
+    "Node",
+    "NodeSample",
+    "NodeState",
+    "PoolSample",
+    "RankSample",
+]
+
 
 class NodeState(models.TextChoices):
     ENROLLING = "ENROLLING", _("enrolling")

@@ -98,7 +98,15 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
                 live.publish("pool", {"node": node.pk, "state": node.state})
 
     # 3. It was heard of. After the writes, so that a sync that failed is not a repeat when it comes again.
-    telemetry.sync_store(node_id=node.pk, session=sync.session, seq=sync.seq, at=now.timestamp(), statuses=sync.gpus)
+    telemetry.sync_store(
+        node_id=node.pk,
+        session=sync.session,
+        seq=sync.seq,
+        at=now.timestamp(),
+        statuses=sync.gpus,
+        host=sync.host,
+        processes=sync.processes,
+    )
     return NodeSync(
         accepted=True,
         is_new_session=is_new_session,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from nodes import live, services
+from nodes import live, samples, services
 
 
 @shared_task
@@ -16,6 +16,11 @@ def liveness_check() -> None:
 @shared_task
 def last_seen_flush() -> None:
     services.last_seen_flush()
+
+
+@shared_task
+def samples_tick() -> None:
+    samples.samples_tick(now=timezone.now().timestamp())
 
 
 @shared_task

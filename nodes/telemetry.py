@@ -3,7 +3,8 @@
 Keys, all of ``settings.LIVE_REDIS_URL``:
   nebula:seen          hash  node id → "<unix time> <session> <seq>": the last sync that was accepted
   nebula:watch         hash  checked_at, epoch: when liveness was checked last, and since when it has been watching
-  nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}}, gone after 60 s
+  nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}, "host": {…} or absent}, gone after 60 s
+  nebula:procs:<node>  JSON  {"at": unix time, "processes": [{uuid, pid, …}]}: the last list of processes on its cards, gone after 120 s
 
 The card statuses of a node are one value under the node's own key: a node can't overwrite another's, whatever UUIDs it
 names, and a page of 1,000 cards reads one value a node in one round trip.
@@ -11,12 +12,13 @@ names, and a page of 1,000 cards reads one value a node in one round trip.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -25,7 +27,7 @@ from django.conf import settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from agent.protocol import GpuStatus
+from agent.protocol import GpuProcess, GpuStatus, HostStatus
 from nodes.models import Gpu
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ T = TypeVar("T")
 SEEN_KEY = "nebula:seen"
 WATCH_KEY = "nebula:watch"
 STATUS_TTL_S = 60
+PROCESSES_TTL_S = 120
+#: More processes on the cards of one node are not kept: it is no list that anybody reads.
+PROCESSES_MAX = 512
 #: A status older than this is shown as stale: three missed syncs.
 STALE_AFTER_S = 15
 #: After a failure Redis is left alone for so long, so that an absent Redis costs a request nothing.
@@ -62,6 +67,15 @@ class Watch:
 
     checked_at: float | None = None
     epoch: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """What a node's last sync told: Unix time by the server's clock, card UUID → status, and the machine's own figures."""
+
+    at: float
+    gpus: Mapping[str, Mapping[str, Any]]
+    host: Mapping[str, Any] | None = None
 
 
 def client() -> redis.Redis | None:
@@ -117,14 +131,31 @@ def nodes_last_seen() -> dict[int, Seen] | None:
     return _all_parse(ask(lambda c: c.hgetall(SEEN_KEY), None))
 
 
-def sync_store(*, node_id: int, session: str, seq: int, at: float, statuses: Iterable[GpuStatus]) -> None:
-    """Keep that the node was heard of at ``at`` (Unix time) and what its cards are like. One round trip, no SQL."""
-    cards = {status.uuid: _status_json(status) for status in statuses}
+def sync_store(
+    *,
+    node_id: int,
+    session: str,
+    seq: int,
+    at: float,
+    statuses: Iterable[GpuStatus],
+    host: HostStatus | None = None,
+    processes: Sequence[GpuProcess] | None = None,
+) -> None:
+    """Keep that the node was heard of at ``at`` (Unix time) and what it is like; ``processes`` None = not listed this time.
+
+    One round trip, no SQL.
+    """
+    document: dict[str, Any] = {"at": at, "gpus": {status.uuid: _status_json(status) for status in statuses}}
+    if host is not None:
+        document["host"] = host.to_json()
 
     def write(c: redis.Redis) -> None:
         pipe = c.pipeline(transaction=False)
         pipe.hset(SEEN_KEY, str(node_id), f"{at:.3f} {session} {seq}")
-        pipe.set(_gpus_key(node_id), json.dumps({"at": at, "gpus": cards}, separators=(",", ":")), ex=STATUS_TTL_S)
+        pipe.set(_gpus_key(node_id), json.dumps(document, separators=(",", ":")), ex=STATUS_TTL_S)
+        if processes is not None:
+            listed = {"at": at, "processes": [process.to_json() for process in processes[:PROCESSES_MAX]]}
+            pipe.set(_processes_key(node_id), json.dumps(listed, separators=(",", ":")), ex=PROCESSES_TTL_S)
         pipe.execute()
 
     ask(write, None)
@@ -132,7 +163,10 @@ def sync_store(*, node_id: int, session: str, seq: int, at: float, statuses: Ite
 
 def node_forget(node_id: int) -> None:
     """Drop what is kept of a node that left."""
-    ask(lambda c: c.pipeline(transaction=False).hdel(SEEN_KEY, str(node_id)).delete(_gpus_key(node_id)).execute(), [])
+    ask(
+        lambda c: c.pipeline(transaction=False).hdel(SEEN_KEY, str(node_id)).delete(_gpus_key(node_id), _processes_key(node_id)).execute(),
+        [],
+    )
 
 
 def watch_read() -> tuple[dict[int, Seen], Watch] | None:
@@ -166,22 +200,46 @@ def nodes_statuses(node_ids: Iterable[int], *, now: float | None = None) -> dict
     A status has all fields of ``GpuStatus`` but the UUID (None = the hardware does not tell), plus ``sampled_at``
     (Unix time) and ``stale`` (older than 15 s).
     """
+    now = time.time() if now is None else now
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for pk, latest in nodes_latest(node_ids).items():
+        extra = {"sampled_at": latest.at, "stale": now - latest.at >= STALE_AFTER_S}
+        found[pk] = {uuid: {**dict.fromkeys(_STATUS_FIELDS), "foreign_mib": 0, **status, **extra} for uuid, status in latest.gpus.items()}
+    return found
+
+
+def nodes_latest(node_ids: Iterable[int]) -> dict[int, Latest]:
+    """What the last sync of each node told, in one round trip; nodes without one in the last minute are left out."""
+    found: dict[int, Latest] = {}
+    for pk, document in _documents(node_ids, _gpus_key).items():
+        try:
+            found[pk] = Latest(at=float(document["at"]), gpus=dict(document["gpus"]), host=document.get("host"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # another version wrote it; the next sync replaces it
+    return found
+
+
+def nodes_processes(node_ids: Iterable[int]) -> dict[int, tuple[float, list[dict[str, Any]]]]:
+    """Node id → when its processes on cards were listed last (Unix time) and the list, each with the fields of ``GpuProcess``
+    that were told. One round trip; nodes without a list in the last two minutes are left out."""
+    found: dict[int, tuple[float, list[dict[str, Any]]]] = {}
+    for pk, document in _documents(node_ids, _processes_key).items():
+        try:
+            found[pk] = float(document["at"]), [dict(process) for process in document["processes"]]
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _documents(node_ids: Iterable[int], key_of: Callable[[int], str]) -> dict[int, Any]:
     wanted = list(dict.fromkeys(node_ids))
     if not wanted:
         return {}
-    now = time.time() if now is None else now
-    answers = ask(lambda c: c.mget([_gpus_key(pk) for pk in wanted]), [])
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for pk, text in zip(wanted, answers, strict=False):
-        if not text:
-            continue
-        try:
-            document = json.loads(text)
-            at, cards = float(document["at"]), dict(document["gpus"])
-        except (ValueError, KeyError, TypeError):
-            continue  # another version wrote it; the next sync replaces it
-        extra = {"sampled_at": at, "stale": now - at >= STALE_AFTER_S}
-        found[pk] = {uuid: {**dict.fromkeys(_STATUS_FIELDS), "foreign_mib": 0, **status, **extra} for uuid, status in cards.items()}
+    found = {}
+    for pk, text in zip(wanted, ask(lambda c: c.mget([key_of(pk) for pk in wanted]), []), strict=False):
+        with contextlib.suppress(ValueError):
+            if text:
+                found[pk] = json.loads(text)
     return found
 
 
@@ -207,6 +265,10 @@ def _gpu_names(ids: list[int]) -> list[tuple[int, int, str]]:
 
 def _gpus_key(node_id: int) -> str:
     return f"nebula:gpus:{node_id}"
+
+
+def _processes_key(node_id: int) -> str:
+    return f"nebula:procs:{node_id}"
 
 
 def _status_json(status: GpuStatus) -> dict[str, Any]:
