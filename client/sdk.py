@@ -118,15 +118,26 @@ class NebulaClient:
         {arch, model ("A100|H100"), vendor, cuda_min, driver_min, labels {name: value}}. Absent or None = the server's
         default. Raises NebulaError: bad_idempotency_key, never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
         """
-        body: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-        if argv is not None:
-            body["argv"] = list(argv)
-        if command is not None:
-            body["command"] = command
+        body = _body(argv, command, fields)
         key = idempotency_key or uuid.uuid4().hex
         if not (len(key) <= 200 and key.isascii() and key.isprintable() and " " not in key):
             raise NebulaError("bad_idempotency_key", _("An idempotency key has 1 to 200 visible ASCII characters."))
         return cast(shapes.Job, self._call("POST", "/jobs/submit", body=body, headers={"Idempotency-Key": key}, is_repeatable=True))
+
+    def job_estimate(self, *, argv: Sequence[str] | None = None, command: str | None = None, **fields: Any) -> shapes.Forecast:
+        """When a job would start, and what would start sooner; ``job_submit``'s fields. Submits nothing."""
+        body = _body(argv, command, fields)
+        return cast(shapes.Forecast, self._call("POST", "/jobs/estimate", body=body, is_repeatable=True))
+
+    def job_estimate_live(
+        self, *, argv: Sequence[str] | None = None, command: str | None = None, **fields: Any
+    ) -> Iterator[dict[str, Any]]:
+        """The same as it becomes known: first the estimate, then each alternative."""
+        return self._lines("/jobs/estimate", {"stream": 1}, method="POST", body=_body(argv, command, fields))
+
+    def job_alternatives(self, job_id: int) -> Iterator[shapes.Alternative]:
+        """What would start sooner than this waiting job, each as soon as it is found; cancel the job when you take one."""
+        return cast("Iterator[shapes.Alternative]", self._lines(f"/jobs/{int(job_id)}/alternatives", {"stream": 1}))
 
     def job_list(
         self,
@@ -287,7 +298,12 @@ class NebulaClient:
             page += 1
 
     def _headers(self, *, is_anonymous: bool, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        headers = {"Accept": "application/json", "Accept-Language": self._language, "User-Agent": "nebulagrid-client"}
+        headers = {
+            "Accept": "application/json",
+            "Accept-Language": self._language,
+            "User-Agent": "nebulagrid-client",
+            "Time-Zone": _offset(),
+        }
         if not is_anonymous and self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         return headers | dict(extra or {})
@@ -348,14 +364,34 @@ class NebulaClient:
             self.sleep(delay_s)
             waited_s += delay_s
 
-    def _bytes(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
+    def _lines(
+        self, path: str, params: Mapping[str, Any], *, method: str = "GET", body: Mapping[str, Any] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """JSON lines without their ``type``, up to the one of type end. Raises what a line of type error says."""
+        rest = b""
+        for chunk in self._bytes(path, params, method=method, body=body):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                found: dict[str, Any] = json.loads(line)
+                kind = found.pop("type", "")
+                if kind == "error":
+                    raise NebulaError(found["code"], found["message"])
+                if kind == "end":
+                    return
+                yield found
+        raise Unreachable("unreachable", _("The connection broke before the answer was complete."))
+
+    def _bytes(
+        self, path: str, params: Mapping[str, Any], *, method: str = "GET", body: Mapping[str, Any] | None = None
+    ) -> Iterator[bytes]:
         """A streamed body. Retried until its first byte only: later a repeat would give bytes twice."""
         target = API + path + _query(params)
-        headers = self._headers(is_anonymous=False)
+        headers = self._headers(is_anonymous=False, extra=None if body is None else {"Content-Type": "application/json"})
+        content = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
         @contextmanager
         def opened() -> Iterator[Stream]:
-            with self._transport.stream(path=target, headers=headers) as stream:
+            with self._transport.stream(path=target, headers=headers, method=method, body=content) as stream:
                 if stream.status != HTTPStatus.OK:
                     _decode(stream.status, stream.headers, b"".join(stream.chunks))
                     raise NebulaError("bad_answer", _("The control plane answered with status {status}.").format(status=stream.status))
@@ -381,6 +417,22 @@ class _Answered(Exception):
         super().__init__(error.message)
         self.error = error
         self.retry_after = retry_after
+
+
+def _body(argv: Sequence[str] | None, command: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a submit; what is None is left out."""
+    body: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    if argv is not None:
+        body["argv"] = list(argv)
+    if command is not None:
+        body["command"] = command
+    return body
+
+
+def _offset() -> str:
+    """This machine's zone now, as ``+08:00``: the API's sentences tell times in it."""
+    text = time.strftime("%z")
+    return f"{text[:3]}:{text[3:5]}"
 
 
 def _query(params: Mapping[str, Any] | None) -> str:

@@ -38,12 +38,26 @@ class Me(TypedDict):
     quota: QuotaUse
 
 
+class Estimate(TypedDict):
+    """When a waiting job will start, as told at ``made_at``. ``later_than``: what is None is later than that."""
+
+    p50: str | None
+    p90: str | None
+    later_than: str | None
+    text: str
+    place: str
+    made_at: str
+    age_s: float
+    is_stale: bool
+
+
 class Wait(TypedDict):
     code: str
     params: dict[str, Any]
     text: str
     position: int | None
     checked_at: str | None
+    estimate: NotRequired[Estimate | None]
 
 
 class End(TypedDict):
@@ -163,6 +177,36 @@ class Why(TypedDict):
     position: int | None
     checked_at: str | None
     ahead: int | None
+    estimate: NotRequired[Estimate | None]
+
+
+class Alternative(TypedDict):
+    """What would start sooner: ``set`` these fields of the submit (None = leave it out; constraints are merged)."""
+
+    text: str
+    set: dict[str, Any]
+    p50: str
+    p90: str | None
+    start: str
+    place: str
+    command: str
+
+
+class Forecast(TypedDict):
+    """What would become of a job that is not submitted yet."""
+
+    verdict: Literal["starts", "waits", "held", "refused", "never"]
+    code: str
+    params: dict[str, Any]
+    text: str
+    position: int | None
+    p50: str | None
+    p90: str | None
+    later_than: str | None
+    start: str
+    place: str
+    age_s: float
+    alternatives: list[Alternative]
 
 
 class Artifact(TypedDict):

@@ -114,6 +114,20 @@ class FakeApi:
         self.jobs: dict[int, FakeJob] = {}
         self.nodes: list[dict[str, Any]] = []
         self.notices: list[dict[str, Any]] = []
+        self.forecast: dict[str, Any] = {
+            "verdict": "starts",
+            "code": "",
+            "params": {},
+            "text": "Starts at once on node01 gpu0",
+            "position": None,
+            "p50": _now(),
+            "p90": _now(),
+            "later_than": None,
+            "start": "Starts now.",
+            "place": "node01 gpu0",
+            "age_s": 0.0,
+        }
+        self.alternatives: list[dict[str, Any]] = []
         self.keys: dict[tuple[str, str], tuple[bytes, int]] = {}
         self.seen: list[Seen] = []
         self.lock = threading.RLock()

@@ -128,6 +128,8 @@ class Handler(BaseHTTPRequestHandler):
                 return 200, self._page(self._jobs(user, query), query)
             case ["jobs", "submit"], "POST":
                 return self._submit(user, body, raw)
+            case ["jobs", "estimate"], "POST":
+                return self._estimate(body, query)
             case ["jobs", number, *rest], _:
                 return self._job(user, self._find(user, number), rest, method, query, body)
             case ["nodes", ""], "GET":
@@ -180,6 +182,17 @@ class Handler(BaseHTTPRequestHandler):
         if job is None or not (user["is_staff"] or job.owner == user["email"]):
             raise Refusal(404, "not_found", f"There is no job {number} that you may see.")
         return job
+
+    def _estimate(self, body: dict[str, Any], query: dict[str, str]) -> tuple[int, Any]:
+        """What the test wrote into ``api.forecast`` and ``api.alternatives``: there is no scheduler here."""
+        for name in body:
+            if name not in SUBMIT_FIELDS:
+                raise Refusal(400, "unknown_field", f"{name}: There is no such field.", {name: ["There is no such field."]})
+        found = self.api.alternatives if self.api.forecast["verdict"] == "waits" else []
+        if query.get("stream") != "1":
+            return 200, {**self.api.forecast, "alternatives": found}
+        lines = [{"type": "estimate", **self.api.forecast}, *({"type": "alternative", **one} for one in found)]
+        return 200, _json_lines([*lines, {"type": "end", "count": len(found)}])
 
     def _submit(self, user: dict[str, Any], body: dict[str, Any], raw: bytes) -> tuple[int, Any]:
         for name in body:
@@ -237,7 +250,13 @@ class Handler(BaseHTTPRequestHandler):
                 why = {"code": reason.get("code") or reason.get("reason", ""), "params": {}, "text": reason.get("text", "")}
                 position = reason.get("position")
                 ahead = None if position is None else position - 1
-                return 200, {"state": state, **why, "position": position, "checked_at": reason.get("checked_at"), "ahead": ahead}
+                told = {"checked_at": reason.get("checked_at"), "ahead": ahead, "estimate": reason.get("estimate")}
+                return 200, {"state": state, **why, "position": position, **told}
+            case ["alternatives"], "GET":
+                if state != "WAITING":
+                    raise Refusal(409, "invalid_state", f"Job {job.row['id']} is {state}; it does not wait.", {"state": state})
+                found = self.api.alternatives
+                return 200, _json_lines([*({"type": "alternative", **one} for one in found), {"type": "end", "count": len(found)}])
             case ["events"], "GET":
                 return 200, self._page(job.events, query)
             case ["logs"], "GET":
@@ -314,3 +333,7 @@ class Handler(BaseHTTPRequestHandler):
                 node |= {"cordoned": False, "cordon_reason": "", "cordoned_until": None}
                 return 200, node
         raise Refusal(404, "not_found", "There is nothing at this address.")
+
+
+def _json_lines(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)

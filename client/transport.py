@@ -59,7 +59,9 @@ class Transport(Protocol):
 
     def request(self, *, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> Response: ...
 
-    def stream(self, *, path: str, headers: Mapping[str, str]) -> AbstractContextManager[Stream]: ...
+    def stream(
+        self, *, path: str, headers: Mapping[str, str], method: str = "GET", body: bytes | None = None
+    ) -> AbstractContextManager[Stream]: ...
 
     def close(self) -> None: ...
 
@@ -203,11 +205,11 @@ class StdlibTransport:
         return Response(answer.status, {k.lower(): v for k, v in answer.getheaders()}, content)
 
     @contextmanager
-    def stream(self, *, path: str, headers: Mapping[str, str]) -> Iterator[Stream]:
+    def stream(self, *, path: str, headers: Mapping[str, str], method: str = "GET", body: bytes | None = None) -> Iterator[Stream]:
         import http.client
 
         try:
-            answer = self._send("GET", path, headers, None)
+            answer = self._send(method, path, headers, body)
         except (OSError, http.client.HTTPException) as error:
             raise _failure(self._endpoint, error, self._timeout_s) from error
 
@@ -254,7 +256,7 @@ class HttpxTransport:
         return Response(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, answer.content)
 
     @contextmanager
-    def stream(self, *, path: str, headers: Mapping[str, str]) -> Iterator[Stream]:
+    def stream(self, *, path: str, headers: Mapping[str, str], method: str = "GET", body: bytes | None = None) -> Iterator[Stream]:
         import httpx
 
         def chunks(answer: httpx.Response) -> Iterator[bytes]:
@@ -264,7 +266,7 @@ class HttpxTransport:
                 raise _failure(self._endpoint, error, self._timeout_s) from error
 
         try:
-            with self._client.stream("GET", self._endpoint.url + path, headers=dict(headers)) as answer:
+            with self._client.stream(method, self._endpoint.url + path, headers=dict(headers), content=body) as answer:
                 yield Stream(answer.status_code, {k.lower(): v for k, v in answer.headers.items()}, chunks(answer))
         except httpx.HTTPError as error:
             raise _failure(self._endpoint, error, self._timeout_s) from error

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from client.commands.common import JobId, JobIds, JsonFlag, ProfileOption, columns, note, print_json, say, session_open, usage_fault
+from client.commands.estimate import start_short, why_say
 from client.commands.watch import end_line, write_raw
 from client.errors import NebulaError, exit_code_for
 from client.i18n import _
@@ -52,11 +53,16 @@ def job_list(
     rows = [
         [j["id"], j["name"], j["state"], j["gpu_count"], _mem(j), time_short(j["submitted_at"], now), _run(j, now), _note(j)] for j in jobs
     ]
-    right, shrink = frozenset({0, 3, 4, 6}), [7, 1]
+    starts = [start_short(job, now) for job in jobs]
+    if any(starts):
+        headers.insert(7, _("START"))
+        rows = [[*row[:7], start, row[7]] for row, start in zip(rows, starts, strict=True)]
+    last = len(headers) - 1
+    right, shrink = frozenset({0, 3, 4, 6}), [last, 1]
     if is_all:
         headers.insert(1, _("OWNER"))
         rows = [[row[0], job["owner"], *row[1:]] for row, job in zip(rows, jobs, strict=True)]
-        right, shrink = frozenset({0, 4, 5, 7}), [8, 2, 1]
+        right, shrink = frozenset({0, 4, 5, 7}), [last + 1, 2, 1]
     say(table(headers, rows, width=columns(), right=right, shrink=shrink))
     if len(jobs) < answer["count"]:
         note(_("{shown} of {count} jobs; more with --page {page}.").format(shown=len(jobs), count=answer["count"], page=page + 1))
@@ -219,16 +225,15 @@ def _each(ids: list[int], is_json: bool, profile: str | None, action: Callable[[
         raise typer.Exit(exit_code_for(failed))
 
 
-def job_why(job_id: JobId, is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
-    session = session_open(is_json, profile)
-    why = session.client.job_why(job_id)
-    text = safe(why["text"] or why["code"] or "")
-    lines = [_("Job {id} is {state}").format(id=job_id, state=why["state"]) + (f": {text}" if text else "")]
-    if why["position"] is not None:
-        lines.append(_("Position {position} of the queue; {ahead} before it.").format(position=why["position"], ahead=known(why["ahead"])))
-    if why["checked_at"]:
-        lines.append(_("Checked {when}.").format(when=time_local(why["checked_at"])))
-    session.answer(why, "\n".join(lines))
+def job_why(
+    job_id: JobId,
+    has_alternatives: Annotated[
+        bool, typer.Option("--alternatives/--no-alternatives", help=_("Of a waiting job, also say what would start sooner."))
+    ] = True,
+    is_json: JsonFlag = False,
+    profile: ProfileOption = None,
+) -> None:
+    why_say(session_open(is_json, profile), job_id, has_alternatives=has_alternatives)
 
 
 def job_events(job_id: JobId, is_json: JsonFlag = False, profile: ProfileOption = None) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from client.commands import estimate
 from client.commands.common import JsonFlag, ProfileOption, note, print_json, say, session_open, usage_fault
 from client.commands.light import LightCommand
 from client.commands.watch import follow_to_end
@@ -112,6 +113,9 @@ def submit(
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", metavar="KEY", help=_("The same key and job again gives the same job: for CI."))
     ] = None,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help=_("Submit nothing: say when it would start, and what would start sooner."))
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help=_("Show its output until it ends; exit 0 only if it succeeds."))] = False,
     command: Annotated[
         str | None, typer.Option("--command", metavar="TEXT", help=_("The program as one text, split into words; no shell runs it."))
@@ -131,31 +135,36 @@ def submit(
     kinds = {"arch": arch, "model": model, "vendor": vendor, "cuda_min": cuda, "driver_min": driver}
     constraints = _constraints(kinds, labels=label or [], mixed=constraint or [])
     session = session_open(is_json, profile)
-    job = session.client.job_submit(
-        argv=argv,
-        command=command,
-        idempotency_key=idempotency_key,
-        name=name,
-        gpu_count=gpu_count,
-        gpu_mem=gpu_mem,
-        exclusive=exclusive or None,
-        nodes=nodes,
-        cpus=cpus,
-        host_mem=mem,
-        workdir=_workdir(workdir),
-        env=_env(env or []) or None,
-        time=time,
-        project=project,
-        checkpoint=checkpoint,
-        requeue=requeue,
-        on_node_loss=on_node_loss.value,
-        grace_s=grace,
-        hold=hold or None,
-        priority=priority or None,
-        queue=queue,
-        qos=qos,
-        constraints=constraints or None,
-    )
+    fields: dict[str, Any] = {
+        "argv": argv,
+        "command": command,
+        "name": name,
+        "gpu_count": gpu_count,
+        "gpu_mem": gpu_mem,
+        "exclusive": exclusive or None,
+        "nodes": nodes,
+        "cpus": cpus,
+        "host_mem": mem,
+        "workdir": _workdir(workdir),
+        "env": _env(env or []) or None,
+        "time": time,
+        "project": project,
+        "checkpoint": checkpoint,
+        "requeue": requeue,
+        "on_node_loss": on_node_loss.value,
+        "grace_s": grace,
+        "hold": hold or None,
+        "priority": priority or None,
+        "queue": queue,
+        "qos": qos,
+        "constraints": constraints or None,
+    }
+    if is_dry:
+        if follow or idempotency_key is not None:
+            raise usage_fault(_("--dry-run submits nothing; leave out --follow and --idempotency-key."))
+        estimate.dry_run(session, fields)
+        return
+    job = session.client.job_submit(idempotency_key=idempotency_key, **fields)
     first = _("Job {id} submitted: {state}").format(id=job["id"], state=job["state"])
     if follow:
         if session.is_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,119 @@ def test_why_and_events(nebula: Ctl, api: FakeApi) -> None:
     assert "· → WAITING" in events
     assert "WAITING → RUNNING" in events
     assert nebula("events", str(job), "--json").json()[1]["to_state"] == "RUNNING"
+
+
+# --- when it would start ----------------------------------------------------------------------------------------------
+
+
+def forecast_set(api: FakeApi) -> None:
+    """A job that would wait: until 15:10 UTC of another year, in nine of ten cases until 16:40; one smaller starts now."""
+    api.forecast |= {
+        "verdict": "waits",
+        "code": "gpu_memory",
+        "text": "Needs 16 GiB on one GPU until about 15:10.",
+        "position": 3,
+        "p50": "2031-03-01T15:10:00Z",
+        "p90": "2031-03-02T16:40:00Z",
+        "place": "node03 gpu1",
+    }
+    api.alternatives = [
+        {
+            "text": "12 GiB a card instead of 16 GiB",
+            "set": {"gpu_mem": "12G"},
+            "p50": "2025-03-01T00:00:00Z",
+            "p90": "2025-03-01T00:00:00Z",
+            "start": "Starts now.",
+            "place": "node03 gpu1",
+            "command": "nebula-ctl submit --gpu-mem 12G -- true",
+        }
+    ]
+
+
+def test_a_dry_run_says_when_it_would_start_and_what_would_start_sooner(nebula: Ctl, api: FakeApi) -> None:
+    forecast_set(api)
+    ran = nebula("submit", "--dry-run", "--gpu-mem", "16G", "--", "true")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == (
+        "It would wait: Needs 16 GiB on one GPU until about 15:10.\n"
+        "Position 3 of the queue; 2 before it.\n"
+        "Starts ≈ 2031-03-01; nine times in ten by 2031-03-02 (node03 gpu1).\n"
+        "What would start sooner:\n"
+        "  12 GiB a card instead of 16 GiB: Starts now (node03 gpu1).\n"
+        "    nebula-ctl submit --gpu-mem 12G -- true\n"
+    )
+    assert api.jobs == {}
+    assert json.loads(api.seen[-1].body)["gpu_mem"] == "16G"
+    told = nebula("submit", "--dry-run", "--gpu-mem", "16G", "--json", "--", "true").json()
+    assert (told["verdict"], [one["set"] for one in told["alternatives"]]) == ("waits", [{"gpu_mem": "12G"}])
+
+
+def test_a_dry_run_of_what_starts_is_one_line(nebula: Ctl) -> None:
+    assert nebula("submit", "--dry-run", "--", "true").out == "It would start at once: node01 gpu0.\n"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code", "begin"),
+    [("held", 0, "It would be held: "), ("refused", 2, "It would be refused: "), ("never", 2, "It could never run here: ")],
+)
+def test_a_dry_run_fails_for_what_would_not_get_into_the_queue(nebula: Ctl, api: FakeApi, verdict: str, code: int, begin: str) -> None:
+    api.forecast |= {"verdict": verdict, "text": "Because.", "p50": None, "p90": None}
+    ran = nebula("submit", "--dry-run", "--", "true")
+    assert (ran.code, ran.out) == (code, f"{begin}Because.\n")
+    assert nebula("submit", "--dry-run", "--json", "--", "true").code == code
+
+
+def test_a_dry_run_can_not_be_followed(nebula: Ctl, api: FakeApi) -> None:
+    ran = nebula("submit", "--dry-run", "--follow", "--", "true")
+    assert (ran.code, ran.err) == (2, "Error: --dry-run submits nothing; leave out --follow and --idempotency-key.\n")
+    assert api.seen == []
+
+
+def test_why_tells_the_estimate_and_what_would_start_sooner(nebula: Ctl, api: FakeApi) -> None:
+    forecast_set(api)
+    number = api.job_add()
+    api.jobs[number].row["wait"]["estimate"] = {
+        "p50": None,
+        "p90": None,
+        "later_than": "2031-03-01T15:10:00Z",
+        "text": "",
+        "place": "",
+        "made_at": "2025-03-01T00:00:00Z",
+        "age_s": 21.7,
+        "is_stale": True,
+    }
+    out = nebula("why", str(number)).out.splitlines()
+    assert out[2:4] == ["Starts later than 2031-03-01.", "That estimate is 22 s old; a new one is being made."]
+    assert out[-3:] == [
+        "What would start sooner:",
+        "  12 GiB a card instead of 16 GiB: Starts now (node03 gpu1).",
+        "    nebula-ctl submit --gpu-mem 12G -- true",
+    ]
+    assert "sooner" not in nebula("why", str(number), "--no-alternatives").out
+    assert nebula("why", str(number), "--json").json()["alternatives"] == api.alternatives
+    api.alternatives = []
+    assert nebula("why", str(number)).out.endswith("Nothing smaller would start sooner.\n")
+
+
+def test_the_list_has_a_column_for_the_start_of_what_waits(nebula: Ctl, api: FakeApi) -> None:
+    number = api.job_add(name="waits")
+    assert "START" not in nebula("list").out
+    told = {"p50": "2031-03-01T15:10:00Z", "p90": None, "later_than": None, "text": "", "place": "", "made_at": "", "age_s": 1.0}
+    api.jobs[number].row["wait"]["estimate"] = told | {"is_stale": False}
+    header, row = nebula("list").out.splitlines()
+    assert row[header.index("START") :].startswith("≈ 2031-03-01")
+
+
+def test_a_stream_that_breaks_is_no_complete_answer(nebula: Ctl, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    forecast_set(api)
+    monkeypatch.setattr("client.testing_http._json_lines", lambda rows: b'{"type": "alternative", "text": "half')
+    ran = nebula("why", str(api.job_add()))
+    assert (ran.code, ran.err) == (6, "Error: The connection broke before the answer was complete.\n")
+
+
+def test_the_api_is_told_the_zone_of_this_machine(nebula: Ctl, api: FakeApi) -> None:
+    nebula("list")
+    assert re.fullmatch(r"[+-]\d\d:\d\d", api.seen[-1].headers["time-zone"])
 
 
 # --- changing jobs ---------------------------------------------------------------------------------------------------
