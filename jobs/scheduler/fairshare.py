@@ -126,6 +126,7 @@ class Shares:
 
     def _begin(self, snapshot: Snapshot) -> None:
         """What runs already."""
+        is_drf = self._policy.order == "drf"
         held: dict[tuple[int, int, str], list[float]] = {}
         for run in snapshot.running:
             cards = 0.0
@@ -136,14 +137,15 @@ class Shares:
                 held[owner].append(cards)
             else:
                 held[owner] = [cards]
-            if run.request is not None:
+            if is_drf and run.request is not None:
                 self._dominate(run.user, 0.0, run.request)
         names = [queue.name for queue in self._policy.queues] or [""]
         self.users.held = _sums((user, terms) for (user, _project, _queue), terms in held.items())
         self.projects.held = _sums((project, terms) for (_user, project, _queue), terms in held.items())
         self.queues = _sums((queue if queue in names else names[0], terms) for (_user, _project, queue), terms in held.items())
-        for user, cards in self.users.held.items():
-            self._dominate(user, cards, None)
+        if is_drf:
+            for user, cards in self.users.held.items():
+                self._dominate(user, cards, None)
 
     def _part(self, part: Slice) -> float:
         """A slice's share of its card."""
@@ -177,7 +179,7 @@ class Shares:
         """(user, project, {identity of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""
         known: dict[int, tuple[float, frozenset[int]]] = {}
         terms: dict[tuple[int, int], list[float]] = {}
-        kinds_of: dict[tuple[int, int], set[int]] = {}
+        kinds_of: dict[tuple[int, int], set[frozenset[int]]] = {}
         for user, project, requests in waiting:
             owner = (user, project)
             mine = terms.setdefault(owner, [])
@@ -190,14 +192,14 @@ class Shares:
                 cards, kinds = found
                 if kinds and cards > 0:
                     mine.append(cards * times)
-                    kinds_here |= kinds
+                    kinds_here.add(kinds)
         for which, owners in ((0, self.users), (1, self.projects)):
             sums = {owner: [held] for owner, held in owners.held.items()}
             for pair, wanted in terms.items():
                 if not wanted:
                     continue
                 sums.setdefault(pair[which], []).extend(wanted)
-                owners.waiting.setdefault(pair[which], set()).update(kinds_of[pair])
+                owners.waiting.setdefault(pair[which], set()).update(*kinds_of[pair])
             owners.wanted = {owner: math.fsum(wanted) for owner, wanted in sums.items()}
             owners.settle(self.capacity)
         self.has_projects = len(self.projects.wanted) > 1

@@ -19,10 +19,10 @@ its order says; the oldest of these at any time. Three times that, and only limi
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jobs.scheduler.backlog import Backlog, Item, Owner, groups_of
 from jobs.scheduler.fairshare import Shares
 from jobs.scheduler.pool import Pool
 from jobs.scheduler.predict import likely_s, longest_s
@@ -34,21 +34,16 @@ STRICT_AFTER = 3
 #: After so many jobs in a row that were not placed, the rest is sorted at once: as long as nothing is placed no share changes.
 QUIET = 32
 Key = tuple[float, ...]
-Item = tuple[float, float, int, Job]  # (own part of the key, submit, id, job): sorted, least first
 
 
 class WaitingLine:
     """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key. ``first`` and ``add``: the owner's."""
 
-    __slots__ = ("add", "at", "first", "is_stale", "items", "past", "priority", "project", "queue", "requests", "user")
+    __slots__ = ("add", "at", "first", "is_stale", "items", "past", "priority", "project", "queue", "user")
 
-    def __init__(self, priority: int, user: int, project: int, queue: str) -> None:
-        self.priority = priority
-        self.user = user
-        self.project = project
-        self.queue = queue
-        self.items: list[Item] = []
-        self.requests: dict[int, int] = {}  # identity of a request -> jobs that ask for it and are not held
+    def __init__(self, owner: Owner, items: Sequence[Item]) -> None:
+        self.priority, self.user, self.project, self.queue = owner
+        self.items = items
         self.at = 0
         self.first: Key = ()
         self.add = 0.0
@@ -84,7 +79,9 @@ class JobQueue:
     def _overdue(self) -> list[Job]:
         """The jobs that have been passed over for too long, oldest first."""
         now, latest = self._snapshot.now, self._snapshot.now - self._policy.patience_s
-        found = [job for job in self._snapshot.jobs if job.submitted <= latest and now - job.submitted >= self._patience(job)]
+        jobs = self._snapshot.jobs
+        old = jobs.submitted_until(latest) if isinstance(jobs, Backlog) else [job for job in jobs if job.submitted <= latest]
+        found = [job for job in old if now - job.submitted >= self._patience(job)]
         return sorted(found, key=lambda job: (job.submitted, job.id))
 
     def _patience(self, job: Job) -> float:
@@ -200,40 +197,12 @@ class JobQueue:
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""
-        policy = self._policy
-        is_short_first = policy.order != "drf"
-        fold, floor = max(policy.age_fold_s, 1.0), max(policy.short_floor_s, 1.0)
-        has_queues = policy.order != "fair"
-        lines: dict[tuple[int, int, int, str], WaitingLine] = {}
-        lengths: dict[int | None, float] = {}  # limit -> logarithm of the likely runtime, where nothing is predicted
-        log = math.log
-        qos = self._qos
-        for job in self._snapshot.jobs:
-            queue = self.queue_of(job) if has_queues else ""
-            priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
-            where = (priority, job.user, job.project, queue)
-            line = lines.get(where)
-            if line is None:
-                line = lines[where] = WaitingLine(*where)
-            at = job.submitted
-            if not is_short_first:
-                own = at
-            elif job.predicted_s is not None:
-                own = log(max(likely_s(job), floor)) + at / fold
-            else:
-                length = lengths.get(job.time_limit_s)
-                if length is None:
-                    length = lengths[job.time_limit_s] = log(max(likely_s(job), floor))
-                own = length + at / fold
-            line.items.append((own, at, job.id, job))
-            if job.hold is None:
-                # Equal requests are mostly one object: that saves hashing each.
-                key, requests = id(job.request), line.requests
-                requests[key] = requests.get(key, 0) + 1
-        found = [lines[where] for where in sorted(lines)]
-        shares.settle([(line.user, line.project, line.requests) for line in found])
+        jobs = self._snapshot.jobs
+        groups = jobs.groups if isinstance(jobs, Backlog) and jobs.policy == self._policy else groups_of(jobs, self._policy)
+        owners = sorted(groups)
+        shares.settle([(owner[1], owner[2], groups[owner].requests) for owner in owners])
+        found = [WaitingLine(owner, groups[owner].items) for owner in owners]
         for line in found:
-            line.items.sort()  # no two have one id
             line.past = shares.log_past(line.user, line.project)
         return found
 

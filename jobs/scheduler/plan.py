@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
+from jobs.scheduler.backlog import Backlog
 from jobs.scheduler.making import refusal_made
 from jobs.scheduler.order import JobQueue
 from jobs.scheduler.place import Placer
@@ -30,7 +31,8 @@ def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
     4. A job that does not fit gets its binding reason; the first of its pool keeps what it waits for (backfill.py), and who
        comes later gets a kept card only if it ends before it is needed.
 
-    ``explain`` False leaves the reasons out, which cost as much as the rest, for simulations. The placements are the same.
+    ``explain`` False leaves the refusals out, and what is kept once nothing more can be placed: for simulations. The placements
+    are the same.
     """
     with _collector_paused():
         return _Pass(snapshot, policy, explain=explain).run()
@@ -73,6 +75,7 @@ class _Pass:
         self.queue = JobQueue(snapshot, policy, self.placer.pool)
         self.ends = Ends(snapshot, policy)
         self.reservations = Reservations(self.placer.pool, self.ends)
+        self._has_cpu_jobs = any(request.gpu_count == 0 for request in self.placer.pool.requests)
         self._asked: dict[Request, _Asked] = {}
         self._by_object: dict[int, _Asked] = {}  # equal requests are mostly one object: that saves hashing each
 
@@ -80,10 +83,12 @@ class _Pass:
         placements: list[Placement] = []
         refusals: list[Refusal] = []
         position = 1
+        explain = self.explain
         by_object, queue, ends, kept = self._by_object, self.queue, self.ends, self.reservations.kept
         for job in queue:
             if job.hold is not None:
-                refusals.append(refusal_made(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
+                if explain:
+                    refusals.append(refusal_made(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
             asked = by_object.get(id(job.request)) or self._asked_of(job.request)
             outcome = asked.failed_kept
@@ -98,14 +103,37 @@ class _Pass:
                         queue.placed(job, asked.cards)
                         if asked.has_cards:
                             ends.placed[job.id] = job
+                        if not explain and self._is_over(failed=False):
+                            break
                         continue
                     outcome = tried
+                    if not explain and self._is_over(failed=True):
+                        break
+            if not explain:
+                continue
             never = outcome.code in reasons.NEVER
             refusals.append(refusal_made(job.id, outcome, position, never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
             if not never:
                 position += 1
         return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
+
+    def _is_over(self, *, failed: bool) -> bool:
+        """Whether nothing more can be placed. ``failed``: ask each request; mere placements fill cards."""
+        pool = self.placer.pool
+        if not pool.free_cards and not self._has_cpu_jobs:
+            return True
+        if not failed or len(self._asked) < len(pool.requests):
+            return False
+        return all(asked.failed_kept is not None or self._is_hopeless(request, asked) for request, asked in self._asked.items())
+
+    def _is_hopeless(self, request: Request, asked: _Asked) -> bool:
+        """Whether it has failed, and none of its jobs ends soon enough for cards that are kept."""
+        jobs = self.snapshot.jobs
+        if asked.failed is None or not isinstance(jobs, Backlog):
+            return False
+        until = self.reservations.until(self.placer.pool.needs(request)) if asked.has_cards else None
+        return until is None or self.snapshot.now + jobs.shortest_s(request) > until
 
     def _asked_of(self, request: Request) -> _Asked:
         found = self._asked.get(request)

@@ -12,10 +12,11 @@ Nothing here points back to what holds it, so that all is gone with the pass and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from jobs.scheduler.backlog import Backlog
 from jobs.scheduler.binding import CardView, NodeView
 from jobs.scheduler.fragmentation import Mix, State, mix_of
 from jobs.scheduler.making import grant_made, placement_made, rank_made
@@ -23,7 +24,7 @@ from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_f
 from jobs.scheduler.never import Inventory, NodeTraits, kind_of
 from jobs.scheduler.score import STRATEGIES, card_score, is_strained, node_score
 from jobs.scheduler.topology import Nearness, pair_nearness
-from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, Reason, Request, Slice, Snapshot
+from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, Reason, Request, Slice, Snapshot
 
 if TYPE_CHECKING:
     from jobs.scheduler.shapes import Candidate, Shape
@@ -163,6 +164,7 @@ class Pool:
         self.card_of: dict[int, PoolCard] = {}  # by the id of the card
         self.all_take_work = True
         self.capacity = 0  # cards that are in service on nodes that take work
+        self.free_cards = 0  # of these, cards with any memory free
         self.kinds: list[Gpu] = []  # one sample of each kind …
         self.kind_nodes: list[Node] = []  # … and of the node it is on
         self.kept_kinds: set[int] = set()  # kinds of which some card is kept for a waiting job
@@ -175,13 +177,11 @@ class Pool:
         self.look_counts: list[int] = []  # how many cards have each look; those that are to be looked at again are in none
         self._looks: list[tuple[Gpu, int, int, int, int, int | None]] = []  # what CardView wants to know of each look
         self._known_mix = snapshot.mix
-        # Equal requests are mostly one object: counting objects first saves hashing each.
-        requests = [*map(_request_of, snapshot.jobs)]
-        self.by_identity = dict(zip(map(id, requests), requests, strict=True))
         self.requests: Counter[Request] = Counter()
         self._numbers: dict[int, int] = {}  # by the request's identity; the snapshot keeps the objects alive
         self._number_of: dict[Request, int] = {}
-        for key, times in Counter(map(id, requests)).items():
+        self.by_identity, times_of = _requests(snapshot.jobs)
+        for key, times in times_of.items():
             request = self.by_identity[key]
             self.requests[request] += times
             self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
@@ -232,6 +232,8 @@ class Pool:
                 if takes_work and gpu.is_schedulable:
                     card.is_open = True
                     is_open += 1
+                    if free > 0:
+                        self.free_cards += 1
                     if not slices and not foreign:
                         empty += 1
             item.empty = empty
@@ -368,6 +370,8 @@ class Pool:
             card.added.append((job, mib, exclusive))
         card.live = live + 1
         card.free_mib = free - mib
+        if free == mib:
+            self.free_cards -= 1
         if card.look >= 0:
             self.look_counts[card.look] -= 1
             card.look = -1
@@ -391,3 +395,11 @@ class Pool:
             self.moved.append(card)
             self.log.append(node)
             self.log_empties.append(node)
+
+
+def _requests(jobs: Sequence[Job]) -> tuple[Mapping[int, Request], Mapping[int, int]]:
+    """({identity: request}, {identity: jobs}). Equal requests are mostly one object: counting objects first saves hashing each."""
+    if isinstance(jobs, Backlog):
+        return jobs.by_identity, jobs.times
+    requests = [*map(_request_of, jobs)]
+    return dict(zip(map(id, requests), requests, strict=True)), Counter(map(id, requests))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from jobs.scheduler.backlog import Backlog
 from jobs.scheduler.fairshare import Usage
 from jobs.scheduler.plan import plan
 from jobs.scheduler.predict import Finished, History, remaining_s
@@ -83,7 +84,7 @@ class _Simulation:
         self.history = history if history is not None else History()
         self.arrivals = sorted(arrivals, key=lambda item: (item.job.submitted, item.job.id))
         self.now = cluster.now
-        self.waiting: dict[int, Job] = {}
+        self.waiting = Backlog(policy)
         self.facts: dict[int, Arrival] = {}
         self.running: dict[int, Running] = {}
         self.slices: dict[int, tuple[Slice, ...]] = {}
@@ -158,7 +159,7 @@ class _Simulation:
                 is_cut = True
                 break
             # 2. A pass. With no memory free no job with cards can start, so none is needed.
-            if self.waiting and (self.free_mib > 0 or any(job.request.gpu_count == 0 for job in self.waiting.values())):
+            if self.waiting and (self.free_mib > 0 or any(request.gpu_count == 0 for request in self.waiting.by_identity.values())):
                 self._pass()
             if stop_after is not None and stop_after in self.running:
                 break
@@ -167,7 +168,7 @@ class _Simulation:
                 break
         return Trace(
             runs=tuple(self.runs),
-            waiting=tuple(sorted(self.waiting)),
+            waiting=tuple(sorted(job.id for job in self.waiting)),
             passes=self.passes,
             finished_at=self.now,
             is_cut=is_cut,
@@ -181,7 +182,7 @@ class _Simulation:
                 user=job.user, project=job.project, name=arrival.name, request=job.request, time_limit_s=job.time_limit_s
             )
             job = replace(job, predicted_s=predicted)
-        self.waiting[job.id] = job
+        self.waiting.add(job)
         self.facts[job.id] = arrival
 
     def _end(self, job: int) -> None:
@@ -212,7 +213,7 @@ class _Simulation:
             self.cluster,
             now=now,
             nodes=self.hosts.nodes,
-            jobs=tuple(self.waiting.values()),
+            jobs=self.waiting,
             slices=(*self.idle_slices, *slices),
             running=tuple(self.running.values()),
             usage=self.base.plus(self.usage.weights(now), now),
@@ -222,7 +223,7 @@ class _Simulation:
             self._start(placement)
 
     def _start(self, placement: Placement) -> None:
-        job = self.waiting.pop(placement.job)
+        job = self.waiting.remove(placement.job)
         parts = tuple(
             Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=job.id) for rank in placement.ranks for grant in rank.grants
         )

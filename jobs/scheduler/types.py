@@ -246,7 +246,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """INVARIANT: each job of the snapshot is in exactly one of placements and refusals."""
+    """INVARIANT: each job of the snapshot is in exactly one of placements and refusals, if the plan was asked to explain."""
 
     placements: tuple[Placement, ...]
     refusals: tuple[Refusal, ...]

@@ -1,0 +1,146 @@
+"""The waiting jobs by owner, each owner's in their order: what a pass sorts its queue into, and what a simulation keeps from pass to pass.
+
+The part of a job's key that is its own (order.py) does not change while it waits, so a queue that is kept need not be sorted again.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from jobs.scheduler.predict import likely_s, longest_s
+from jobs.scheduler.types import Job, Policy, Request
+
+Item = tuple[float, float, int, Job]  # (own part of the key, submit, id, job): sorted, least first
+Owner = tuple[int, int, int, str]  # (priority, user, project, queue); the queue only where the order looks at it
+
+
+class Group:
+    """The waiting jobs of one owner and priority: they differ in nothing but their own part of the key. INVARIANT: ``items`` is sorted."""
+
+    __slots__ = ("items", "requests")
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.requests: dict[int, int] = {}  # identity of a request -> jobs that ask for it and are not held
+
+
+def groups_of(jobs: Iterable[Job], policy: Policy) -> dict[Owner, Group]:
+    """The jobs by owner. A queue that the policy does not know counts as its first, a QOS as none."""
+    is_short_first = policy.order != "drf"
+    fold, floor = max(policy.age_fold_s, 1.0), max(policy.short_floor_s, 1.0)
+    has_queues = policy.order in ("drf", "capacity")
+    groups: dict[Owner, Group] = {}
+    lengths: dict[int | None, float] = {}  # limit -> logarithm of the likely runtime, where nothing is predicted
+    log = math.log
+    qos = dict(policy.qos)
+    queues = [queue.name for queue in policy.queues] or [""]
+    for job in jobs:
+        queue = "" if not has_queues else job.queue if job.queue in queues else queues[0]
+        priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
+        owner = (priority, job.user, job.project, queue)
+        group = groups.get(owner)
+        if group is None:
+            group = groups[owner] = Group()
+        at = job.submitted
+        if not is_short_first:
+            own = at
+        elif job.predicted_s is not None:
+            own = log(max(likely_s(job), floor)) + at / fold
+        else:
+            length = lengths.get(job.time_limit_s)
+            if length is None:
+                length = lengths[job.time_limit_s] = log(max(likely_s(job), floor))
+            own = length + at / fold
+        group.items.append((own, at, job.id, job))
+        if job.hold is None:
+            # Equal requests are mostly one object: that saves hashing each.
+            key, requests = id(job.request), group.requests
+            requests[key] = requests.get(key, 0) + 1
+    for group in groups.values():
+        group.items.sort()  # no two have one id
+    return groups
+
+
+class Backlog(Sequence[Job]):
+    """Waiting jobs that are kept from pass to pass, as ``Snapshot.jobs``. For one policy; none of the jobs is held.
+
+    A pass answers as it would for the same jobs in a list.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.groups: dict[Owner, Group] = {}
+        self.by_identity: dict[int, Request] = {}
+        self.times: dict[int, int] = {}  # identity of a request -> jobs that ask for it
+        self._jobs: dict[int, Job] = {}
+        self._where: dict[int, tuple[Owner, Item]] = {}
+        self._by_age: list[tuple[float, int]] = []
+        self._longest: dict[Request, list[float]] = {}  # the longest runtimes of a request's jobs, sorted
+
+    def add(self, job: Job) -> None:
+        [(owner, one)] = groups_of((job,), self.policy).items()
+        [item] = one.items
+        key = id(job.request)
+        group = self.groups.setdefault(owner, Group())
+        insort(group.items, item)
+        group.requests[key] = group.requests.get(key, 0) + 1
+        self.by_identity[key] = job.request
+        self.times[key] = self.times.get(key, 0) + 1
+        self._jobs[job.id] = job
+        self._where[job.id] = (owner, item)
+        insort(self._by_age, (job.submitted, job.id))
+        insort(self._longest.setdefault(job.request, []), self._longest_s(job))
+
+    def remove(self, job_id: int) -> Job:
+        """Raises KeyError for a job that is not here."""
+        job = self._jobs.pop(job_id)
+        owner, item = self._where.pop(job_id)
+        key = id(job.request)
+        group = self.groups[owner]
+        del group.items[bisect_left(group.items, item)]
+        group.requests[key] -= 1
+        if not group.requests[key]:
+            del group.requests[key]
+        if not group.items:
+            del self.groups[owner]
+        del self._by_age[bisect_left(self._by_age, (job.submitted, job_id))]
+        longest = self._longest[job.request]
+        del longest[bisect_left(longest, self._longest_s(job))]
+        self.times[key] -= 1
+        if not self.times[key]:
+            del self.times[key], self.by_identity[key]
+        return job
+
+    def _longest_s(self, job: Job) -> float:
+        return longest_s(job.time_limit_s, job.predicted_s, self.policy, strict=False)
+
+    def shortest_s(self, request: Request) -> float:
+        """The least time after which a job of this request counts as ended; inf = none asks for it."""
+        found = self._longest.get(request)
+        return found[0] if found else math.inf
+
+    def submitted_until(self, at: float) -> Iterator[Job]:
+        """The jobs that were submitted until then, the oldest first."""
+        for submitted, job_id in self._by_age:
+            if submitted > at:
+                return
+            yield self._jobs[job_id]
+
+    def __contains__(self, job: object) -> bool:
+        return isinstance(job, Job) and self._jobs.get(job.id) is job
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @overload
+    def __getitem__(self, at: int) -> Job: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Job]: ...
+    def __getitem__(self, at: int | slice) -> Job | Sequence[Job]:
+        return list(self._jobs.values())[at]
