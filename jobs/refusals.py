@@ -69,6 +69,9 @@ ERRORS: dict[str, Sentence] = {
     "priority_staff": lambda p: _("Only an admin may submit with a priority above 0."),
     "cpu_memory": lambda p: _("GPU memory is asked for but no GPU; leave it out, or set gpu_count to 1 or more."),
     "cpu_exclusive": lambda p: _("Whole GPUs are asked for but no GPU; leave exclusive out, or set gpu_count to 1 or more."),
+    "cpu_kind": _template(
+        gettext_lazy("A GPU of a certain %(field)s is asked for but no GPU; leave it out, or set gpu_count to 1 or more.")
+    ),
     "given_twice": _template(gettext_lazy("Give either %(one)s or %(other)s, not both.")),
     "cores_unreadable": _template(gettext_lazy("%(value)s is no number of CPU cores; write 8, or 0.5, with at most three decimals.")),
     "cores_range": _template(gettext_lazy("%(value)s is no possible number of CPU cores; it must be from 0.001 to %(most)d.")),

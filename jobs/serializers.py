@@ -193,6 +193,10 @@ class SubmitRequest(InputSerializer):
             raise _refuse("gpu_mem", "cpu_memory")
         if attrs["gpu_count"] == 0 and attrs["exclusive"]:
             raise _refuse("exclusive", "cpu_exclusive")
+        for field in ("model", "arch", "vendor"):
+            if attrs["gpu_count"] == 0 and (attrs.get("constraints") or {}).get(field):
+                text = refusals.error_text("cpu_kind", {"field": field})
+                raise serializers.ValidationError({"constraints": {field: [text]}}, code="cpu_kind")
         return attrs
 
     def job_request(self, user: User) -> JobRequest:

@@ -147,6 +147,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("no host memory", {"host_mem_mib": 0}, "host_mem_mib"),
     ("exclusive as a word", {"exclusive": "yes"}, "exclusive"),
     ("exclusive without a GPU", {"gpu_mem": None, "gpu_count": 0, "exclusive": True}, "exclusive"),
+    ("a model without a GPU", {"gpu_mem": None, "gpu_count": 0, "constraints": {"model": "A100"}}, "constraints"),
     ("unknown queue", {"queue": "fast"}, "queue"),
     ("unknown quality of service", {"qos": "gold"}, "qos"),
     ("quality of service for staff", {"qos": "high"}, "qos"),

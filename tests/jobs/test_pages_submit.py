@@ -271,6 +271,7 @@ WRONG = [
     ({"driver_min": "new"}, "driver_min"),
     ({"labels": "a b=c"}, "labels"),
     ({"gpu_count": "0", "exclusive": "1"}, "exclusive"),
+    ({"gpu_count": "0", "vendor": "nvidia"}, "vendor"),
     ({"on_node_loss": "explode"}, "on_node_loss"),
     ({"model": "x" * 401}, "model"),
 ]
