@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 
 from agent.protocol import rank_id, spec_sha256
@@ -105,6 +105,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         fields={"wait_code": "", "wait_params": {}, "wait_at": None, "started_at": None},
         per_job={placed.job: {"nodes": [nodes[rank.node].name for rank in placed.ranks]} for placed in good},
         locked=jobs.values(),
+        now=now,
     )
     if len(moved) != len(ids):
         raise _Changed
@@ -248,6 +249,15 @@ def reasons_store(plan: core.Plan, waits: Mapping[int, snapshot.Wait], *, now: d
         return 0
     written = 0
     with transaction.atomic():
+        if connection.features.has_select_for_update:
+            # All at once and in id order, or two passes at once would meet crosswise. Who holds a row writes its reason himself.
+            wanted = sorted([*stale, *(pk for _reason, ids in groups.values() for pk in ids)])
+            free = (
+                Job.objects.select_for_update(skip_locked=True).filter(state=JobState.WAITING).order_by("pk").values_list("pk", flat=True)
+            )
+            mine = {pk for start in range(0, len(wanted), CHUNK) for pk in free.filter(pk__in=wanted[start : start + CHUNK])}
+            stale = [pk for pk in stale if pk in mine]
+            groups = {key: (reason, [pk for pk in ids if pk in mine]) for key, (reason, ids) in groups.items()}
         for reason, ids in groups.values():
             for start in range(0, len(ids), CHUNK):
                 # The state and the hold are in the condition: a job that was started, cancelled, held or released

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.lifecycle import OnNodeLoss
+from jobs.scheduler import Request
 from quotas.models import Project
 
 
@@ -37,3 +38,23 @@ class JobRequest:
     queue: str = ""  # one of Policy.queues; "" = the first
     qos: str = ""  # one of Policy.qos; "" = none
     constraints: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request_make(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> Request:
+    """What a job's columns ask for, in the core's words."""
+    if not constraints:
+        return Request(gpu_count=gpu_count, gpu_mem_mib=gpu_mem_mib, nodes=nodes)
+    return Request(
+        gpu_count=gpu_count,
+        gpu_mem_mib=gpu_mem_mib,
+        nodes=nodes,
+        arch=constraints.get("arch"),
+        model=constraints.get("model"),
+        vendor=constraints.get("vendor"),
+        cuda_min=constraints.get("cuda_min"),
+        driver_min=constraints.get("driver_min"),
+        labels=tuple(sorted((constraints.get("labels") or {}).items())),
+        cpu_milli=constraints.get("cpu_milli"),
+        host_mem_mib=constraints.get("host_mem_mib"),
+        is_exclusive=bool(constraints.get("exclusive")),
+    )

@@ -11,11 +11,13 @@ from typing import Any
 from django.db import connection
 from django.db.models import Q
 
+from jobs.history import lately_read
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
 from jobs.models import Job, Rank, Slice
 from jobs.policy import policy_current
-from jobs.requests import JobRequest
+from jobs.requests import JobRequest, request_make
 from jobs.scheduler import types as core
+from jobs.usage import LivePart, weights_read
 from nodes import telemetry
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from quotas.selectors import standing_of
@@ -39,30 +41,20 @@ GPU_FIELDS = (
     "pcie_gen",
     "pcie_width",
 )
+#: Orders that look at past use.
+BY_USE = ("fair", "capacity")
 #: First key of the advisory lock of a node without cards; the second is its id.
 HOST_LOCK = 0x686F_7374  # "host"
 
 
 def request_of(source: JobRequest | Job) -> core.Request:
     """What a job asks for, in the core's words."""
-    return _request(source.gpu_count, source.gpu_mem_mib, source.nodes, source.constraints)
+    return request_make(source.gpu_count, source.gpu_mem_mib, source.nodes, source.constraints)
 
 
-def _request(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> core.Request:
-    return core.Request(
-        gpu_count=gpu_count,
-        gpu_mem_mib=gpu_mem_mib,
-        nodes=nodes,
-        arch=constraints.get("arch"),
-        model=constraints.get("model"),
-        vendor=constraints.get("vendor"),
-        cuda_min=constraints.get("cuda_min"),
-        driver_min=constraints.get("driver_min"),
-        labels=tuple(sorted((constraints.get("labels") or {}).items())),
-        cpu_milli=constraints.get("cpu_milli"),
-        host_mem_mib=constraints.get("host_mem_mib"),
-        is_exclusive=bool(constraints.get("exclusive")),
-    )
+def _whole(text: object) -> int | None:
+    """A label's number; None if it is none."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _refusal(state: str, cordoned: bool) -> str | None:
@@ -181,6 +173,8 @@ def _nodes(
             memory_mib_held=hosts.get(pk, nothing).memory_mib,
             cuda_version=cuda or None,
             driver_version=driver or None,
+            network_group=labels.get("network") or None,
+            network_mbps=_whole(labels.get("network_mbps")),
         )
         for pk, name, state, cordoned, cores, memory, labels, cuda, driver in node_rows
     )
@@ -203,16 +197,65 @@ def slices_read(*, gpu_ids: Iterable[int] | None = None) -> tuple[core.Slice, ..
     )
 
 
-def _running(slices: tuple[core.Slice, ...]) -> tuple[core.Running, ...]:
-    by_job: dict[int, list[core.Slice]] = defaultdict(list)
-    for part in slices:
-        if part.job is not None:
-            by_job[part.job].append(part)
-    live = Job.objects.filter(state__in=(JobState.STARTING, JobState.RUNNING, JobState.STOPPING)).order_by("pk")
-    return tuple(
-        core.Running(job=pk, user=owner, slices=tuple(by_job.get(pk, ())), started=(started or queued).timestamp(), time_limit_s=limit)
-        for pk, owner, started, queued, limit in live.values_list("pk", "owner_id", "started_at", "queued_at", "time_limit_s")
+class _Requests:
+    """Makes one object of equal requests: the core need not hash each."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], core.Request] = {}
+
+    def __call__(self, gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> core.Request:
+        shape = (gpu_count, gpu_mem_mib, nodes, repr(constraints) if constraints else "")
+        found = self._made.get(shape)
+        if found is None:
+            found = self._made[shape] = request_make(gpu_count, gpu_mem_mib, nodes, constraints)
+        return found
+
+
+def _live_read(now: datetime, requests: _Requests) -> tuple[tuple[core.Slice, ...], tuple[core.Running, ...], list[LivePart]]:
+    """The live slices, the live jobs, and the slices that are in use now. Two queries."""
+    parts = list(
+        Slice.objects.exclude(state=SliceState.RELEASED)
+        .order_by("pk")
+        .values_list("gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state", "share", "held_at", "active_at")
     )
+    slices: list[core.Slice] = []
+    by_job: dict[int, list[core.Slice]] = defaultdict(list)
+    placed_at: dict[int, float] = {}
+    for gpu, mib, whole, job, state, _share, held_at, _active_at in parts:
+        part = core.Slice(gpu=gpu, mib=mib, exclusive=whole, job=job, is_quarantined=state == SliceState.QUARANTINED)
+        slices.append(part)
+        by_job[job].append(part)
+        placed_at[job] = held_at.timestamp()
+    rows = list(
+        Job.objects.filter(state__in=(JobState.STARTING, JobState.RUNNING, JobState.STOPPING))
+        .order_by("pk")
+        .values_list(
+            "pk", "owner_id", "project_id", "queue", "started_at", "time_limit_s", "predicted_s", "gpu_count", "gpu_mem_mib", "nodes",
+            "constraints",
+        )
+    )  # fmt: skip
+    running = tuple(
+        core.Running(
+            job=pk,
+            user=owner,
+            project=project,
+            queue=queue,
+            slices=tuple(by_job.get(pk, ())),
+            # Until its program runs, a job counts from its placement: not from its submit, or its limit might seem to be over.
+            started=started.timestamp() if started is not None else placed_at.get(pk, now.timestamp()),
+            time_limit_s=limit,
+            predicted_s=predicted,
+            request=requests(count, mem, nodes, constraints),
+        )
+        for pk, owner, project, queue, started, limit, predicted, count, mem, nodes, constraints in rows
+    )
+    owners = {run.job: (run.user, run.project) for run in running}
+    used = [
+        LivePart(user=owners[job][0], project=owners[job][1], share=share, since=active_at.timestamp())
+        for _gpu, _mib, _whole, job, state, share, _held_at, active_at in parts
+        if state == SliceState.ACTIVE and active_at is not None and job in owners
+    ]
+    return tuple(slices), running, used
 
 
 def _failed_on() -> dict[int, set[int]]:
@@ -235,21 +278,25 @@ class Wait:
 
 
 def build(now: datetime) -> core.Snapshot:
-    """Everything a pass may know. Ten queries at most and one Redis round trip, whatever the size."""
+    """Everything a pass may know. A dozen queries at most and one Redis round trip, whatever the size."""
     return read(now)[0]
 
 
 def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     """``build``, and of each waiting job the reason that is stored."""
+    policy = policy_current()
     nodes = nodes_read(with_latest=True)
-    slices = slices_read()
+    requests = _Requests()
+    slices, running, used = _live_read(now, requests)
+    lately = lately_read(now=now, half_life_s=policy.half_life_s)
+    usage, project_usage = weights_read(used, lately=lately, now=now, policy=policy) if policy.order in BY_USE else ({}, {})
     waiting = list(
         Job.objects.filter(state=JobState.WAITING, want_cancel=False)
         .order_by("-priority", "submitted_at", "pk")
         .values_list(
             "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
             "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
-            "requeues", "wait_code", "wait_params", "wait_at",
+            "requeues", "wait_code", "wait_params", "wait_at", "held_s",
         )
     )  # fmt: skip
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
@@ -258,15 +305,11 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     nowhere: frozenset[int] = frozenset()
     waits: dict[int, Wait] = {}
     jobs: list[core.Job] = []
-    requests: dict[tuple[Any, ...], core.Request] = {}  # of equal requests one object: the core need not hash each
     for (
         pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored, queue, qos, predicted,
-        _requeues, code, code_params, code_at,
+        _requeues, code, code_params, code_at, held_s,
     ) in waiting:  # fmt: skip
         waits[pk] = Wait(code, code_params, code_at, held)
-        shape = (count, mem, nodes_n, repr(limits) if limits else "")
-        if shape not in requests:
-            requests[shape] = _request(count, mem, nodes_n, limits)
         hold, params = (None, {})
         if held:
             hold, params = "held", {"by": by or "", "why": why}
@@ -281,11 +324,11 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
         jobs.append(
             core.Job(
                 id=pk,
-                request=requests[shape],
+                request=requests(count, mem, nodes_n, limits),
                 predicted_s=predicted,
                 queue=queue,
                 qos=qos,
-                submitted=submitted.timestamp(),
+                submitted=submitted.timestamp() + held_s,  # time on hold is no waiting: nobody saves up a turn with it
                 priority=priority,
                 user=owner,
                 project=project,
@@ -295,4 +338,14 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
                 avoid_nodes=frozenset(failed_on[pk]) if pk in failed_on else nowhere,
             )
         )
-    return core.Snapshot(now=now.timestamp(), nodes=nodes, jobs=jobs, slices=slices, running=_running(slices)), waits
+    view = core.Snapshot(
+        now=now.timestamp(),
+        nodes=nodes,
+        jobs=jobs,
+        slices=slices,
+        running=running,
+        usage=usage,
+        project_usage=project_usage,
+        mix=lately.mix,
+    )
+    return view, waits

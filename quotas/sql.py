@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -74,3 +75,18 @@ class _Encoder(DjangoJSONEncoder):
 
     def default(self, o: Any) -> Any:
         return o.isoformat() if hasattr(o, "isoformat") else super().default(o)
+
+
+def moment(at: datetime) -> object:
+    """A time as a parameter that compares with a column of times."""
+    # SQLite keeps texts, and Django leaves out a fraction of zero: as a prefix the shorter text is the earlier one, which it is.
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f") if connection.vendor == "sqlite" else at
+
+
+def fade_sql(column: str) -> str:
+    """What is left of 1 since the time in ``column``: parameters are ``moment(now)`` and the half-life in seconds, above 0."""
+    if connection.vendor == "sqlite":
+        age = f"((julianday(%s) - julianday({column})) * 86400.0)"
+    else:
+        age = f"EXTRACT(EPOCH FROM (%s - {column}))::float8"
+    return f"POWER(0.5, {age} / %s)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -116,6 +117,18 @@ def own_language() -> Iterator[None]:
     """A request activates its reader's language in this thread and nothing takes it back: the next test starts in English."""
     with translation.override("en"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_memory() -> Iterator[None]:
+    """What this process knows of past jobs and charges is the last test's, whose rows are gone."""
+    yield
+    if "jobs.history" in sys.modules:
+        from jobs.history import history_forget
+        from quotas.usage import usage_forget
+
+        history_forget()
+        usage_forget()
 
 
 @pytest.fixture(scope="session", autouse=True)

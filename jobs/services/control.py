@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from jobs.errors import InvalidState
 from jobs.lifecycle import EndReason, JobState
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, JobEvent
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.moves import event_add, jobs_move
 from jobs.services.stop import attempt_stop
@@ -79,8 +80,11 @@ def job_release(*, job: Job, by: User) -> Job:
             raise InvalidState(params={"job": job.pk, "state": job.state, "action": "release"})
         if not job.held:
             return job
+        now = timezone.now()
+        held_at = JobEvent.objects.filter(job=job, code="held").order_by("-pk").values_list("at", flat=True).first()
+        held_s = max((now - (held_at or job.submitted_at)).total_seconds(), 0.0)  # one that was submitted on hold has no such event
         Job.objects.filter(pk=job.pk).update(
-            held=False, held_by=None, held_why="", wait_code="submitted", wait_params={}, wait_at=timezone.now()
+            held=False, held_by=None, held_why="", held_s=F("held_s") + held_s, wait_code="submitted", wait_params={}, wait_at=now
         )
         event_add(job.pk, code="released", by=by.pk, epoch=job.epoch)
         jobs_changed([job.pk])

@@ -135,7 +135,7 @@ def ranks_forget(attempt: Attempt) -> None:
 
 def _job_settle(job: Job, *, end: End, now: datetime, started_at: datetime | None, counters: Counters | None) -> None:
     """``job`` as it is under its lock."""
-    move = functools.partial(jobs_move, [job.pk], locked=[job], counters=counters)
+    move = functools.partial(jobs_move, [job.pk], locked=[job], counters=counters, now=now)
     common: dict[str, Any] = {"end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code}
     params = {"reason": end.reason, **end.params}
     through: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from django.db import transaction
@@ -35,6 +36,7 @@ def jobs_move(
     via: tuple[JobState, str] | None = None,
     locked: Iterable[Job] = (),
     counters: Counters | None = None,
+    now: datetime | None = None,
 ) -> list[int]:
     """Moves those of ``ids`` that may move to ``to``; returns the ids that moved, in order.
 
@@ -44,9 +46,9 @@ def jobs_move(
     ``locked`` are jobs that this transaction has read under their lock and not changed since: they are not read again, and their
     state and epoch are brought up to date. A job in any other state, or already final, is left alone: the caller compares what
     came back. A move to a final state gives back the owner's place among the active jobs, through the caller's ``counters`` if it
-    has some to save. Locks the rows on PostgreSQL.
+    has some to save. ``now`` is the time of the events and of an end; None = the clock. Locks the rows on PostgreSQL.
     """
-    now = timezone.now()
+    now = now or timezone.now()
     direct = (expect,) if expect else sources(to)
     through = sources(via[0]) if via else ()
     allowed = (*direct, *through)

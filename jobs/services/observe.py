@@ -336,6 +336,7 @@ def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *
         expect=JobState.STARTING,
         fields={"started_at": started},
         locked=[attempt.job],
+        now=now,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.conf import settings
 from django.db import connection
@@ -74,8 +75,9 @@ def pass_lock(*, wait_s: float) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def schedule_pass(*, wait_s: float = 10.0) -> PassResult | None:
-    """Runs a pass, or returns None when another one holds the lock for longer than ``wait_s``."""
+def schedule_pass(*, wait_s: float = 10.0, now: datetime | None = None) -> PassResult | None:
+    """Runs a pass, or returns None when another one holds the lock for longer than ``wait_s``. ``now``: None = the clock, once the
+    lock is ours."""
     with pass_lock(wait_s=wait_s) as got:
         if not got:
             return None
@@ -84,14 +86,14 @@ def schedule_pass(*, wait_s: float = 10.0) -> PassResult | None:
         time.sleep(min(GATHER_S, max(0.0, _passed_at + GATHER_S - time.monotonic())))
         pass_begun()
         try:
-            return pass_run()
+            return pass_run(now)
         finally:
             _passed_at = time.monotonic()
 
 
-def pass_run() -> PassResult:
-    """A pass without the lock: what two schedulers at once would do. Safe by re-check and constraints."""
-    now = timezone.now()
+def pass_run(now: datetime | None = None) -> PassResult:
+    """A pass without the lock: what two schedulers at once would do. Safe by re-check and constraints. ``now``: None = the clock."""
+    now = now or timezone.now()
     t0 = time.perf_counter()
     view, waits = snapshot.read(now)
     t1 = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -9,6 +10,7 @@ from django.utils import timezone
 
 from jobs import snapshot
 from jobs.errors import IdempotencyConflict, NeverFits
+from jobs.history import runtime_predict
 from jobs.lifecycle import JobState
 from jobs.models import IdempotencyKey, Job, JobEvent
 from jobs.notify import jobs_changed, pass_nudge
@@ -18,8 +20,15 @@ from quotas.models import User
 from quotas.services import quota_job_admit
 
 
-def job_submit(*, owner: User, request: JobRequest, idempotency_key: str | None = None, body_sha256: str | None = None) -> tuple[Job, bool]:
-    """Returns the job and whether this call made it (False = a repeat with the same Idempotency-Key).
+def job_submit(
+    *,
+    owner: User,
+    request: JobRequest,
+    idempotency_key: str | None = None,
+    body_sha256: str | None = None,
+    now: datetime | None = None,
+) -> tuple[Job, bool]:
+    """Returns the job and whether this call made it (False = a repeat with the same Idempotency-Key). ``now``: None = the clock.
 
     Raises
         NeverFits: no card or node that the pool knows could ever hold it; params carry the numbers.
@@ -30,12 +39,15 @@ def job_submit(*, owner: User, request: JobRequest, idempotency_key: str | None 
         repeat = _repeat(owner=owner, key=idempotency_key, body_sha256=body_sha256 or "")
         if repeat is not None:
             return repeat, False
-    reason = never_reason(snapshot.request_of(request), snapshot.nodes_all(), snapshot.policy_current())
+    now = now or timezone.now()
+    policy = snapshot.policy_current()
+    reason = never_reason(snapshot.request_of(request), snapshot.nodes_all(), policy)
     if reason is not None:
         raise NeverFits(code=reason.code, params=dict(reason.params))
+    predicted_s = runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s)
     try:
         with transaction.atomic():
-            job = _insert(owner=owner, request=request)
+            job = _insert(owner=owner, request=request, predicted_s=predicted_s, now=now)
             if idempotency_key:
                 IdempotencyKey.objects.create(user=owner, key=idempotency_key, body_sha256=body_sha256 or "", job=job)
     except IntegrityError:
@@ -56,8 +68,7 @@ def _repeat(*, owner: User, key: str, body_sha256: str) -> Job | None:
     return known.job
 
 
-def _insert(*, owner: User, request: JobRequest) -> Job:
-    now = timezone.now()
+def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: datetime) -> Job:
     quota_job_admit(user=owner, project=request.project)
     fields: dict[str, Any] = {
         name: getattr(request, name)
@@ -90,6 +101,7 @@ def _insert(*, owner: User, request: JobRequest) -> Job:
         wait_at=now,
         submitted_at=now,
         queued_at=now,
+        predicted_s=predicted_s,
         **fields,
     )
     JobEvent.objects.create(job=job, at=now, code="submitted", to_state=JobState.WAITING, by=owner)

@@ -20,6 +20,7 @@ from jobs.lifecycle import RANK_FINAL, EndReason, Fence, JobState, RankState, Wa
 from jobs.models import Attempt, IdempotencyKey, Job, Rank
 from jobs.services.finish import attempt_maybe_finish
 from jobs.services.moves import event_add
+from jobs.services.predict import predictions_are_old, predictions_refresh
 from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
 from nodes import selectors as node_selectors
@@ -41,6 +42,8 @@ def upkeep_run(*, now: datetime) -> None:
     time_limits_enforce(now=now)
     offers_expire(now=now)
     attempts_settle(now=now)
+    if predictions_are_old(now=now):
+        predictions_refresh(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
 
 

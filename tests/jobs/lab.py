@@ -39,13 +39,13 @@ class Lab:
         self.reports[node.pk] = {}
         return node
 
-    def submit(self, *, owner: User | None = None, argv: Iterable[str] = ("true",), **request: Any) -> Job:
+    def submit(self, *, owner: User | None = None, argv: Iterable[str] = ("true",), now: datetime | None = None, **request: Any) -> Job:
         owner = owner or self.user()
         wanted = JobRequest(**{"name": "test", "argv": tuple(argv), "project": project_personal(owner), **request})
-        return job_submit(owner=owner, request=wanted)[0]
+        return job_submit(owner=owner, request=wanted, now=now)[0]
 
-    def schedule(self) -> PassResult:
-        return pass_run()
+    def schedule(self, now: datetime | None = None) -> PassResult:
+        return pass_run(now)
 
     def report(self, job: Job, state: str, *, index: int = 0, **more: Any) -> None:
         """The job's node reports its rank in ``state``, with all that it reported before."""

@@ -429,7 +429,7 @@ def test_a_submit_costs_few_statements_whatever_the_pool(api: Api, django_assert
     api.post("/jobs/submit", OK)
     for number in range(2, 12):
         node_make(f"node{number:02}", cards=4)
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(15):
         assert api.post("/jobs/submit", OK)[0] == 201
 
 
