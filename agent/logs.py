@@ -4,7 +4,8 @@ One thread, one connection. The output is a file that the rank writes by itself;
 while ranks run (every 50 ms after something moved, slowing to 200 ms) and sleeps without a timer when none does. Chunks
 go round robin, so a rank with 200 MB of output delays another by one chunk, and memory holds one chunk in all.
 
-The server's length is the truth: 409 carries it, and shipping goes on from there.
+The server's length is the truth: 409 carries it, and shipping goes on from there. Its offsets only grow: where a job cuts its
+file, a line says so, and what the file holds then follows behind that line (``_Track.base``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ CHUNK = 256 * 1024
 FIRST_CHUNK = 4 * 1024
 LOOK_S = (0.05, 0.2)
 RETRY_S = (0.2, 10.0)
+CUT = b"\n[nebulagrid] The job cut its output file; it follows from its beginning.\n"
 
 
 class Client(Protocol):
@@ -43,8 +45,11 @@ class Client(Protocol):
 class _Track:
     rank: RankId
     path: str
-    offset: int
+    offset: int  # in the server's log
     sure: bool  # the server has confirmed this offset in this process
+    base: int = 0  # where the file's first byte is in the server's log; above 0 once the job has cut the file
+    is_cut: bool = False  # the line that says so is to be sent next
+    rewinds: int = 0
     ended: bool = False  # nothing more will be written: ship to the end, then tell
     closed: bool = False  # capped, or refused for good: ship no more
     wait_until: float = 0.0  # monotonic; this rank alone waits
@@ -92,7 +97,10 @@ class LogShipper:
         """Ask the server anew where each log ends there, those that it took no more of included."""
         with self._lock:
             for track in self._tracks.values():
-                track.offset, track.sure, track.closed, track.wait_until = 0, False, False, 0.0
+                # Where a cut file begins in what the server has kept, nobody can tell: once more from its beginning, and said so.
+                track.is_cut = track.is_cut or track.base > 0
+                track.offset, track.base, track.sure, track.closed, track.wait_until = 0, 0, False, False, 0.0
+                track.rewinds += 1
             self._kick()
 
     def offsets(self) -> dict[RankId, int]:
@@ -154,8 +162,8 @@ class LogShipper:
 
     def _ship(self, track: _Track) -> bool:
         """Send one chunk of one rank; True when there was something to do. Raises _Later when the server cannot take it."""
-        ended = track.ended  # before reading: what is written before `end` is then surely seen
-        data = b"" if track.closed else self._read(track)
+        ended, rewinds = track.ended, track.rewinds  # before reading: what is written before `end` is then surely seen
+        data = b"" if track.closed else self._next(track)
         if not data:
             if ended:
                 with self._lock:
@@ -169,8 +177,10 @@ class LogShipper:
         except Unreachable as error:
             log.debug("Output of rank %s waits: %s", track.rank, error)
             raise _Later(None, is_general=True) from error
+        if rewinds != track.rewinds:
+            return True  # an answer of before: the server may hold less by now
         if answer.status in (200, 409):
-            self._take(track, answer, sent=len(data))
+            self._take(track, answer, is_line=data is CUT)
         elif answer.status in (400, 403, 404, 410, 413):
             log.warning("The control plane takes no output of rank %s: %d %s", track.rank, answer.status, answer.error_text())
             track.closed = True
@@ -178,34 +188,52 @@ class LogShipper:
             raise _Later(answer.retry_after_s, is_general=answer.status in (401, 429, 502, 503, 504))
         return True
 
-    def _take(self, track: _Track, answer: Answer, *, sent: int) -> None:
+    def _next(self, track: _Track) -> bytes:
+        """What to send now: the line about a cut, or the next chunk of the file; empty = nothing."""
+        size = self._size(track)
+        if size is not None and size < track.offset - track.base:
+            track.is_cut = track.sure = True
+        # An unsure server is asked first where its log ends: the line must stand there.
+        return CUT if track.is_cut and track.sure else self._read(track)
+
+    def _take(self, track: _Track, answer: Answer, *, is_line: bool) -> None:
         try:
             told = LogAnswer.from_json(answer.json())
         except (ValueError, ProtocolError) as error:
             raise _Later(None) from error
-        if answer.status == 409:
-            if told.length > self._size(track):
-                log.warning("The control plane holds %d bytes of rank %s, more than its file has; shipping ends.", told.length, track.rank)
-                track.closed = True
-            elif told.length == track.offset:
+        # The line went in, now or with an earlier try whose answer was lost.
+        if is_line and told.length == track.offset + len(CUT):
+            track.base, track.is_cut = told.length, False
+        elif answer.status == 409:
+            size = self._size(track)
+            if told.length == track.offset:
                 raise _Later(None)  # it refused the offset that it asks for: don't run in circles
+            if size is None:
+                log.warning("The output file of rank %s is gone; shipping ends at %d bytes.", track.rank, told.length)
+                track.closed = True
+            elif told.length > track.base + size:
+                # This agent has started anew since: where the file was cut is forgotten. Rather twice than never.
+                track.is_cut = True
+        elif track.is_cut and not is_line:
+            track.is_cut = False  # it had nothing at all: the file stands there from its first byte on
         track.offset, track.sure = told.length, True
         if told.capped:
             log.info("The control plane keeps no more of the output of rank %s (%d bytes).", track.rank, told.length)
             track.closed = True
 
     @staticmethod
-    def _size(track: _Track) -> int:
-        """0 as well for what is no file: the job can put a link, a pipe or a folder in its place."""
+    def _size(track: _Track) -> int | None:
+        """None as well for what is no file: the job can put a link, a pipe or a folder in its place."""
         try:
             found = os.lstat(track.path)
         except OSError:
-            return 0
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def _read(self, track: _Track) -> bytes:
         """The next chunk, empty at the end of the file or when it is gone."""
-        if self._size(track) <= track.offset:
+        at = track.offset - track.base
+        if (self._size(track) or 0) <= at:
             return b""
         try:
             fd = os.open(track.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -214,7 +242,7 @@ class LogShipper:
                 log.warning("The output of rank %s cannot be read: %s", track.rank, error)
             return b""
         try:
-            return os.pread(fd, CHUNK if track.sure else FIRST_CHUNK, track.offset)
+            return os.pread(fd, CHUNK if track.sure else FIRST_CHUNK, at)
         finally:
             os.close(fd)
 

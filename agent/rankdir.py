@@ -72,9 +72,16 @@ def file_read(path: str, name: str) -> dict[str, Any] | None:
 
 
 def file_write(path: str, name: str, value: dict[str, Any], *, durable: bool = False) -> None:
-    """Replace the file in one step. ``durable``: it is on the disk when this returns (causes two fsyncs)."""
+    """Replace the file in one step. ``durable``: it is on the disk when this returns (causes two fsyncs).
+
+    A folder in the file's place (a job that runs as the agent's own user can make one) is put aside.
+    """
     temporary = f"{path}/.{name}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        fd = _open_new(temporary)
+    except IsADirectoryError:
+        _put_aside(path, temporary)
+        fd = _open_new(temporary)
     try:
         data = json.dumps(value).encode()
         while data:
@@ -86,13 +93,25 @@ def file_write(path: str, name: str, value: dict[str, Any], *, durable: bool = F
         raise
     finally:
         os.close(fd)
-    os.rename(temporary, f"{path}/{name}")
+    try:
+        os.rename(temporary, f"{path}/{name}")
+    except IsADirectoryError:
+        _put_aside(path, f"{path}/{name}")
+        os.rename(temporary, f"{path}/{name}")
     if durable:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _open_new(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def _put_aside(path: str, folder: str) -> None:
+    os.rename(folder, f"{path}/.aside.{os.getpid()}.{time.monotonic_ns()}")
 
 
 def _claim_sign(fd: int) -> None:

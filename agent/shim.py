@@ -189,7 +189,7 @@ class Shim:
         """Take over from a dead shim. False: there is nothing to watch."""
         self.claim = rankdir.claim_inherit(".", wait_s=0.5)
         started = rankdir.file_read(".", rankdir.STARTED)
-        if self.claim is None or started is None or os.path.exists(rankdir.EXIT) or os.path.exists(rankdir.LAUNCH):
+        if self.claim is None or started is None or os.path.isfile(rankdir.EXIT) or os.path.isfile(rankdir.LAUNCH):
             return False
         self.adopted = True
         self.pid, self.start_time = started["pid"], started["start"]

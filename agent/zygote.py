@@ -125,7 +125,7 @@ class Zygote:
         # Shims first: only a shim's end tells us that its program is ours now.
         for pid, _ in ended:
             path = self._shims.pop(pid, None)
-            if path is not None and not os.path.exists(f"{path}/{rankdir.EXIT}"):
+            if path is not None and not os.path.isfile(f"{path}/{rankdir.EXIT}"):
                 started = rankdir.file_read(path, rankdir.STARTED)
                 if started is not None and self._is_ours(int(started["pid"]), ended):
                     self._orphans[int(started["pid"])] = path

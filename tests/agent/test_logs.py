@@ -11,7 +11,7 @@ import pytest
 
 from agent import logs as logs_module
 from agent.http import HttpClient, authorization, endpoint_parse
-from agent.logs import CHUNK, LogShipper, output_tail
+from agent.logs import CHUNK, CUT, LogShipper, output_tail
 from agent.testing import Failure, FakeControlPlane
 
 
@@ -193,15 +193,59 @@ def test_a_link_in_place_of_the_output_is_not_followed(ship: Shipping, tmp_path:
     assert ship.plane.log_puts == []
 
 
-def test_a_file_that_was_cut_does_not_rewind_the_log(ship: Shipping) -> None:
+def test_what_a_job_writes_after_it_cut_its_file_follows_behind_a_line_that_says_so(ship: Shipping) -> None:
     ship.write("1.1.0", b"0123456789")
     ship.track("1.1.0")
     ship.shipped("1.1.0", b"0123456789")
     os.truncate(ship.path("1.1.0"), 0)
     ship.write("1.1.0", b"abc")
+    ship.shipped("1.1.0", b"0123456789" + CUT + b"abc")
+    ship.write("1.1.0", b"def" * 100)  # longer than before: not taken for a cut, and not begun in its middle
+    ship.shipped("1.1.0", b"0123456789" + CUT + b"abc" + b"def" * 100)
+    os.truncate(ship.path("1.1.0"), 1)
+    ship.shipped("1.1.0", whole := b"0123456789" + CUT + b"abc" + b"def" * 100 + CUT + b"a")
     ship.shipper.end("1.1.0")
-    assert ship.ended("1.1.0") == 10
-    assert bytes(ship.plane.logs["1.1.0"]) == b"0123456789"
+    assert ship.ended("1.1.0") == len(whole)  # what the server holds, though the file has one byte
+
+
+def test_a_cut_is_told_once_though_the_answer_was_lost(ship: Shipping) -> None:
+    ship.write("1.1.0", b"0123456789")
+    ship.track("1.1.0")
+    ship.shipped("1.1.0", b"0123456789")
+    with ship.plane.lock:
+        ship.plane.logs["1.1.0"] += CUT  # it arrived, and nobody heard so
+    os.truncate(ship.path("1.1.0"), 0)
+    ship.write("1.1.0", b"abc")
+    ship.shipped("1.1.0", b"0123456789" + CUT + b"abc")
+
+
+@pytest.mark.parametrize("known", [0, 10], ids=["stored nothing", "stored the length"])
+@pytest.mark.parametrize("left", [b"abc", b""], ids=["some output", "none"])
+def test_a_file_that_was_cut_while_the_agent_was_down_follows_from_its_beginning(ship: Shipping, known: int, left: bytes) -> None:
+    ship.plane.logs["1.1.0"] = bytearray(b"0123456789")
+    ship.write("1.1.0", left)
+    ship.track("1.1.0", offset=known, is_new=False)
+    if known or left:
+        ship.shipped("1.1.0", b"0123456789" + CUT + left)
+    ship.shipper.end("1.1.0")
+    ship.ended("1.1.0")
+
+
+def test_after_a_restore_a_cut_file_follows_from_its_beginning_again(ship: Shipping) -> None:
+    ship.write("1.1.0", b"0123456789")
+    ship.track("1.1.0")
+    ship.shipped("1.1.0", b"0123456789")
+    os.truncate(ship.path("1.1.0"), 0)
+    ship.write("1.1.0", b"abc")
+    ship.shipped("1.1.0", b"0123456789" + CUT + b"abc")
+    with ship.plane.lock:
+        ship.plane.logs["1.1.0"] = bytearray(b"01234")
+    ship.shipper.rewind()
+    ship.shipped("1.1.0", b"01234" + CUT + b"abc")
+    with ship.plane.lock:
+        ship.plane.logs["1.1.0"] = bytearray()
+    ship.shipper.rewind()
+    ship.shipped("1.1.0", b"abc")  # nothing is left of what was before the cut
 
 
 def test_without_ranks_the_thread_sleeps_without_a_timer(ship: Shipping) -> None:

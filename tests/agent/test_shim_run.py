@@ -33,6 +33,13 @@ def test_it_tells_how_long_the_program_ran(plain: Lab) -> None:
     assert 0.3 <= exit.ran_s < 20
 
 
+def test_folders_in_place_of_its_files_do_not_keep_it_from_telling_the_end(plain: Lab) -> None:
+    here = "$NEBULA_ARTIFACTS/.."
+    rank = plain.start("sh", "-c", f"mkdir {here}/exit.json {here}/.exit.json.$PPID; touch {here}/exit.json/x; exit 3")
+    assert plain.end(rank).exit == ExitInfo(cause="exited", code=3)
+    assert (plain.ranks.rank_dir(rank) / "exit.json").is_file()
+
+
 def test_it_tells_the_signal_that_ended_the_program(lab: Lab) -> None:
     rank = lab.start("sh", "-c", "kill -SEGV $$")
     assert lab.end(rank).exit == ExitInfo(cause="exited", signal=signal.SIGSEGV)
