@@ -8,7 +8,7 @@ from typing import Any
 
 from jobs.models import Job
 from jobs.needs import KIND
-from jobs.snapshot import policy_current
+from jobs.policy import policy_current
 from quotas.models import User
 from quotas.selectors import projects_to_submit
 from quotas.services import project_personal

@@ -21,8 +21,8 @@ from jobs import needs, parsing, refusals, wording
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
 from jobs.outlooks import Told, iso, reason_dated
+from jobs.policy import policy_current
 from jobs.requests import JobRequest
-from jobs.snapshot import policy_current
 from nodes.serializers import uuid_short
 from quotas.models import User
 from quotas.selectors import projects_to_submit

@@ -25,10 +25,10 @@ from jobs.forecast import Forecast, forecast
 from jobs.forms import JobForm, body_sha256
 from jobs.models import Job
 from jobs.page_data import jobs_with_places
+from jobs.policy import policy_current
 from jobs.scheduler.need import version_key
 from jobs.selectors import jobs_visible_to
 from jobs.shell_line import command_line
-from jobs.snapshot import policy_current
 from jobs.views import job_get, reader
 from nodes import formats
 from nodes.models import Gpu, Node, NodeState

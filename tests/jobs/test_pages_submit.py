@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import json
 import re
 import shlex
 from typing import Any
@@ -18,9 +19,9 @@ from jobs.clone import env_is_secret, initial_from
 from jobs.forms import JobForm, env_parse
 from jobs.models import Job
 from jobs.parsing import command_split
+from jobs.policy import policy_current
 from jobs.serializers import SubmitRequest
 from jobs.shell_line import command_line
-from jobs.snapshot import policy_current
 from nodes.models import Node
 from quotas.models import User
 from quotas.throttles import throttle_reset
@@ -172,6 +173,27 @@ def test_the_form_offers_what_there_is(client: Client, rich: None, lin: User) ->
     assert '<option value="high"' not in page
     User.objects.filter(pk=lin.pk).update(is_staff=True)
     assert '<option value="high">high (+100)</option>' in client.get("/jobs/new/").content.decode()
+
+
+def test_queues_are_offered_where_they_count(client: Client, settings: Settings) -> None:
+    assert 'id="queue"' not in client.get("/jobs/new/").content.decode()
+    settings.POLICY_ORDER = "capacity"
+    settings.POLICY_QUEUES = json.dumps({"first": {"guaranteed": 0.5}, "课程 <b>": {"guaranteed": 0.5}})
+    settings.POLICY_QOS = json.dumps({"nice": -5, "vip": 5})
+    page = client.get("/jobs/new/").content.decode()
+    assert '<option value="">first</option><option value="课程 &lt;b&gt;">课程 &lt;b&gt;</option>' in page
+    assert "nice (-5)" in page
+    assert "vip" not in page
+    assert "--queue '课程 <b>' --qos nice" in checked(client, queue="课程 <b>", qos="nice")
+    submitted(client, queue="课程 <b>", qos="nice")
+    job = Job.objects.get()
+    assert (job.queue, job.qos) == ("课程 <b>", "nice")
+    assert "<dt>Queue</dt><dd><bdi>课程 &lt;b&gt;</bdi></dd>" in client.get(f"/jobs/{job.pk}/request/").content.decode()
+    assert '<option value="课程 &lt;b&gt;" selected>' in client.get(f"/jobs/new/?from=job:{job.pk}").content.decode()
+    settings.POLICY_QUEUES = settings.POLICY_QOS = ""  # neither is there any more: a clone asks for the default
+    page = client.get(f"/jobs/new/?from=job:{job.pk}").content.decode()
+    assert "课程" not in page
+    assert "There is no queue first; there are: batch, interactive, service." in submitted(client, key="k2", queue="first").content.decode()
 
 
 def test_the_verdict_is_about_the_machine_that_is_asked_for(client: Client, rich: None) -> None:
