@@ -121,6 +121,7 @@ class Answer:
     status: int
     body: bytes
     retry_after_s: float | None = None
+    date: str | None = None  # the server's clock, as the header has it
 
     def json(self) -> Any:
         """Raises ValueError when the body is not JSON."""
@@ -214,7 +215,7 @@ class HttpClient:
                 retry_after = _seconds(response.getheader("Retry-After"))
                 if response.will_close or not response.isclosed():
                     self.close()
-                return Answer(response.status, data, retry_after)
+                return Answer(response.status, data, retry_after, response.getheader("Date"))
             except (http.client.RemoteDisconnected, http.client.CannotSendRequest, ConnectionResetError, BrokenPipeError) as error:
                 self.close()
                 if not (reused and may_repeat):

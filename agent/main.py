@@ -1,4 +1,4 @@
-"""`nebula-agent run | status | enroll`."""
+"""`nebula-agent run | status | doctor | enroll`."""
 
 from __future__ import annotations
 
@@ -335,6 +335,25 @@ def command_status(args: argparse.Namespace) -> int:
     return 0 if found["running"] else 1
 
 
+# --- doctor ---------------------------------------------------------------------------------------------------
+
+
+def command_doctor(args: argparse.Namespace) -> int:
+    """Look at driver, cards, clock, disk and the rest, and say what is to be put right. Exit status 1 when a check failed."""
+    from agent.doctor import examine
+
+    config, config_error = None, None
+    path = config_path(args.config)
+    if path.exists() or args.config is not None or "NEBULA_AGENT_NODE_ID" in os.environ:
+        try:
+            config = config_load(path)
+        except ConfigError as error:
+            config_error = str(error)
+    text, code = examine(config, config_error=config_error, as_json=args.json)
+    say(text)
+    return code
+
+
 def _plain(text: object) -> str:
     """Names come from users and hardware: nothing of them may steer the terminal."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
@@ -387,6 +406,8 @@ def parser_make() -> argparse.ArgumentParser:
     run.add_argument("-v", "--verbose", action="store_true", help="log debug messages too")
     status = add("status", command_status)
     status.add_argument("--json", action="store_true", help="for programs")
+    doctor = add("doctor", command_doctor)
+    doctor.add_argument("--json", action="store_true", help="for programs")
     enroll = add("enroll", command_enroll)
     enroll.add_argument("--endpoint", required=True, metavar="URL", help="the control plane, https://HOST[:PORT]")
     enroll.add_argument("--token-file", metavar="FILE", help="file with the one-use token; - reads standard input")

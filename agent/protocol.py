@@ -243,8 +243,9 @@ class GpuStatus(Message):
     fan_pct: int | None = None
     core_mhz: int | None = None
     mem_mhz: int | None = None
-    # What holds the clocks down now: power_cap, hw_thermal, sw_thermal, power_brake, … (docs/hardware.md); () = nothing does
-    throttle: tuple[str, ...] | None = None
+    # What holds the clocks down now: power_cap, hw_thermal, sw_thermal, power_brake, … (docs/hardware.md). Empty is the usual
+    # case and not sent; None = the hardware does not tell.
+    throttle: tuple[str, ...] | None = ()
     foreign_mib: int = 0  # memory of processes that no rank of ours owns
     error: str | None = None  # "lost", "unresponsive", … ; the other fields are then None
 

@@ -201,10 +201,11 @@ def nodes_statuses(node_ids: Iterable[int], *, now: float | None = None) -> dict
     (Unix time) and ``stale`` (older than 15 s).
     """
     now = time.time() if now is None else now
+    unsaid = {**dict.fromkeys(_STATUS_FIELDS), "foreign_mib": 0, "throttle": []}  # what a status leaves out
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for pk, latest in nodes_latest(node_ids).items():
         extra = {"sampled_at": latest.at, "stale": now - latest.at >= STALE_AFTER_S}
-        found[pk] = {uuid: {**dict.fromkeys(_STATUS_FIELDS), "foreign_mib": 0, **status, **extra} for uuid, status in latest.gpus.items()}
+        found[pk] = {uuid: {**unsaid, **status, **extra} for uuid, status in latest.gpus.items()}
     return found
 
 

@@ -171,8 +171,9 @@ class AmdBackend:
                 fan_pct=self._fan(handle),
                 core_mhz=self._clock(handle, clocks.GFX),
                 mem_mhz=self._clock(handle, clocks.MEM),
+                throttle=None,
             )
-            if status == GpuStatus(uuid=uuid):
+            if status == GpuStatus(uuid=uuid, throttle=None):
                 return GpuStatus(uuid=uuid, error="unreadable")  # a card that tells nothing at all is not a healthy one
             return self.sanity.sane(status)
         except Exception:  # whatever one card makes of a call, the others are told

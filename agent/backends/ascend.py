@@ -294,6 +294,7 @@ class AscendBackend:
                             util_pct=reading.aicore_pct,
                             temp_c=reading.temp_c,
                             power_w=None if reading.power_w is None else round(reading.power_w),
+                            throttle=None,
                         )
                     )
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from agent.backends.base import HardwareBackend
@@ -67,8 +66,3 @@ def backend_make(name: str) -> HardwareBackend:
 
         return AmdBackend()
     raise ValueError(f"{name!r} is not one of {', '.join(REAL)}")
-
-
-def container_tool() -> str | None:
-    """The container program that jobs could use."""
-    return next((tool for tool in ("podman", "docker", "nerdctl", "enroot", "apptainer") if shutil.which(tool)), None)

@@ -254,6 +254,7 @@ def test_there_is_one_sane_status_a_card_in_their_order(world: World) -> None:
         status = world.backend.get_status()
         assert [s.uuid for s in status] == [g.uuid for g in world.backend.inventory().gpus]
         for card in status:
+            assert (card.throttle is None) is (world.backend.name in ("ascend", "amd"))
             assert card == sane(card)
             assert card.error is None
             assert card.used_mib is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from agent.backends.base import Cards
 from agent.cards import CardView, HealthDesk, SteadyAdvice, node_facts
 from agent.jobenv import environment
 from agent.probe import Sample
-from agent.protocol import GpuGrant, GpuHealth, GpuInfo, GpuStatus, RankSpec, RdmaInfo, SyncRequest
+from agent.protocol import GpuGrant, GpuHealth, GpuInfo, RankSpec, RdmaInfo
 
 CARD = GpuInfo(uuid="GPU-1", index=0, model="RTX 4090", vendor="nvidia", total_mib=24564, pcie_gen=4, pcie_width=16)
 WELL = GpuHealth(
@@ -155,7 +154,7 @@ def test_numa_nodes_are_counted(tmp_path: Path) -> None:
     assert host.numa_nodes(str(tmp_path)) == 2
 
 
-# --- slow facts and the size of a sync ----------------------------------------------------------------------------------
+# --- slow facts ------------------------------------------------------------------------------------------------------
 
 
 def test_slow_facts_are_due_when_they_change_and_every_five_minutes() -> None:
@@ -187,29 +186,6 @@ def test_of_several_kinds_of_cards_each_keeps_its_slow_facts() -> None:
     assert set(view.health) == {"GPU-1", "NPU-1"}
     take((WELL,), CARD)
     assert set(view.health) == {"GPU-1"}
-
-
-def test_a_sync_of_eight_busy_cards_is_under_2_kb() -> None:
-    status = GpuStatus(
-        uuid="GPU-00000000-0000-4000-8000-000000000000",
-        used_mib=81000,
-        reserved_mib=500,
-        util_pct=100,
-        mem_util_pct=100,
-        temp_c=84,
-        power_w=699,
-        fan_pct=100,
-        core_mhz=1980,
-        mem_mhz=10501,
-        throttle=(),
-    )
-    sync = SyncRequest(
-        session="00000000-0000-4000-8000-000000000000",
-        boot_id="00000000-0000-4000-8000-000000000000",
-        seq=1_000_000,
-        gpus=tuple(replace(status, uuid=f"{status.uuid[:-1]}{i}") for i in range(8)),
-    )
-    assert len(json.dumps(sync.to_json(), separators=(",", ":"))) < 2000
 
 
 # --- which cards a program sees -----------------------------------------------------------------------------------------

@@ -590,6 +590,7 @@ def test_the_report_of_eight_busy_cards_is_under_two_kilobytes() -> None:
             fan_pct=73,
             core_mhz=2520,
             mem_mhz=10501,
+            throttle=("power_cap",) if i == 0 else (),
         )
         for i in range(8)
     )
