@@ -228,7 +228,7 @@ def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank]) -> dict[str,
     """Where and how long. Sizes in MiB; what is not known yet is None."""
     parts = [part for rank in ranks for part in rank.slices.all()]
     run_from = attempt.started_at or job.started_at if attempt is not None else None
-    run_to = attempt.ended_at if attempt is not None else None
+    run_to = ran_until(attempt, parts, since=run_from) if attempt is not None else None
     limit_at = None
     if job.time_limit_s and job.state in (JobState.RUNNING, JobState.STOPPING) and job.started_at:
         limit_at = job.started_at + timedelta(seconds=job.time_limit_s)
@@ -248,6 +248,15 @@ def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank]) -> dict[str,
         "exit_signal": signal,
         "checkpoint_seen": any(rank.checkpoint_seen for rank in ranks),
     }
+
+
+def ran_until(attempt: Attempt, parts: Sequence[Slice], *, since: datetime | None) -> datetime | None:
+    """When the program ended, by its node's word where it held cards: the attempt ends when the control plane hears of it, and that
+    may have been away. None = it runs."""
+    left = [part.releasing_at for part in parts if part.releasing_at is not None]
+    if attempt.ended_at is None or not left or len(left) < len(parts):
+        return attempt.ended_at
+    return min(attempt.ended_at, max(left if since is None else [*left, since]))
 
 
 def waits(job: Job, events: Sequence[JobEvent], *, now: datetime) -> list[dict[str, Any]]:

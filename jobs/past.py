@@ -16,7 +16,10 @@ from jobs.snapshot import request_of
 
 @dataclass(slots=True)
 class Lap:
-    """An attempt that began to run. Seconds since the epoch; ``end`` None = it runs. ``cards``: (card, MiB, whole, share of it)."""
+    """An attempt that began to run. Seconds since the epoch; ``end`` None = it runs. ``cards``: (card, MiB, whole, share of it).
+
+    Where it held cards, ``end`` is when they were no longer used, by its node's word: not when the control plane heard of it.
+    """
 
     start: float
     end: float | None
@@ -71,14 +74,21 @@ def past_read(*, since: datetime, until: datetime) -> list[PastJob]:
     ):
         if (job, epoch) in laps and node not in laps[job, epoch].nodes:
             laps[job, epoch].nodes.append(node)
-    for job, epoch, gpu, mib, whole, share in (
+    left: dict[tuple[int, int], float] = {}
+    for job, epoch, gpu, mib, whole, share, leaves in (
         Slice.objects.filter(there("rank__attempt__job__"))
         .order_by("pk")
-        .values_list("rank__attempt__job_id", "rank__attempt__epoch", "gpu_id", "mib", "is_exclusive", "share")
+        .values_list("rank__attempt__job_id", "rank__attempt__epoch", "gpu_id", "mib", "is_exclusive", "share", "releasing_at")
         .iterator()
     ):
         if (job, epoch) in laps:
             laps[job, epoch].cards.append((gpu, mib, whole, share))
+            if leaves is not None:
+                left[job, epoch] = max(left.get((job, epoch), 0.0), leaves.timestamp())
+    for key, at in left.items():
+        lap = laps[key]
+        if lap.end is not None:
+            lap.end = min(lap.end, max(at, lap.start))
     for job, at in JobEvent.objects.filter(there("job__"), code="released").order_by("pk").values_list("job_id", "at").iterator():
         jobs[job].released.append(at.timestamp())
     return list(jobs.values())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from jobs.lifecycle import EndReason
+from jobs.history import NOT_FINISHED, OWN_ENDS
 from jobs.past import Lap, PastJob, past_read
 from jobs.scheduler import types as core
 from jobs.scheduler.predict import Finished, History, name_stem
@@ -24,8 +24,6 @@ from nodes.models import GpuState
 from quotas.models import Project, User
 
 EARLIER = timedelta(days=30)  # before the period: what predictions and past use are made from
-#: A job that ended so ran as long as it wanted to, or was let: its runtime teaches something.
-ENDED_ITSELF = frozenset({EndReason.COMPLETED, EndReason.NONZERO_EXIT, EndReason.TIME_LIMIT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,7 @@ class _Reader:
         self.bare = core.Snapshot(now=begin, nodes=self.nodes, jobs=())
         self.known = {gpu.id for node in self.nodes for gpu in node.gpus}
         self.earlier = tuple(
-            replace(_ran(job, lap), has_finished=lap is job.laps[-1]) for job in past for lap in job.laps if lap.start < begin
+            replace(_ran(job, lap), has_finished=_counts(job, lap)) for job in past for lap in job.laps if lap.start < begin
         )
         self.finished = _finished(past, begin)
         self.history = History(self.finished)
@@ -199,6 +197,11 @@ class _Reader:
         return lap.start + (seconds if job.time_limit_s is None else max(min(seconds, job.time_limit_s), so_far))
 
 
+def _counts(job: PastJob, lap: Lap) -> bool:
+    """Whether its owner finished a job with it, as history.py counts: not with one that a machine ended, nor without cards."""
+    return lap is job.laps[-1] and bool(lap.cards) and lap.reason not in NOT_FINISHED
+
+
 def _ran(job: PastJob, lap: Lap) -> Ran:
     return Ran(job=job.id, user=job.user, project=job.project, submitted=job.submitted, start=lap.start, end=lap.end, cards=lap.share)
 
@@ -208,7 +211,7 @@ def _finished(past: Iterable[PastJob], begin: float) -> tuple[Finished, ...]:
     found: list[tuple[float, int, Finished]] = []
     for job in past:
         lap = job.laps[-1] if job.laps else None
-        if lap is not None and lap.end is not None and lap.end < begin and lap.reason in ENDED_ITSELF:
+        if lap is not None and lap.end is not None and lap.end < begin and lap.reason in OWN_ENDS:
             item = Finished(
                 user=job.user,
                 project=job.project,

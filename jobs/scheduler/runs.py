@@ -17,7 +17,7 @@ class Ran:
     """One job's way through the queue. Times in seconds; ``cards`` is what it takes, a slice counts by its memory.
 
     ``start`` None = it never started, ``end`` None with it. ``is_judged`` False: it only takes room (it ran before the period began).
-    ``has_finished`` False: the job ran again after it (a requeue), so that it counts once among those that its owner finished.
+    ``has_finished`` False: it is none of the jobs that its owner has finished (it ran again after a fault, say).
     """
 
     job: int

@@ -188,11 +188,13 @@ class _Simulation:
     def _end(self, job: int) -> None:
         run = self.running.pop(job)
         self._hold(run, -1.0)
-        for part in self.slices.pop(job):
+        parts = self.slices.pop(job)
+        for part in parts:
             self._use(part, -1)
         self.hosts.leave(job)
-        self.usage.finish(run.user, self.now)
-        self.project_usage.finish(run.project, self.now)
+        if parts:  # a job without a card weighs nothing against those who wait for cards
+            self.usage.finish(run.user, self.now)
+            self.project_usage.finish(run.project, self.now)
         fact = self.facts.pop(job, None)
         if fact is not None:
             done = Finished(

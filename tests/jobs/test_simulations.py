@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from jobs.lifecycle import EndReason, JobState, RankState, SliceState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
+from jobs.page_data import facts
 from jobs.replays import Replay, replay_read
 from jobs.scheduler import Policy
 from jobs.scheduler.runs import weights_at
@@ -101,6 +102,15 @@ def test_a_job_comes_as_it_came_and_runs_as_long_as_it_ran(card: Gpu, anna: User
     assert recorded.cards == pytest.approx(4_096 / 24_564)
     assert found.users[anna.pk] == "anna@lab.example"
     assert found.notes == {}
+
+
+def test_a_run_ends_when_its_node_says_so_and_not_when_the_control_plane_hears_of_it(card: Gpu, anna: User) -> None:
+    job = past_job(anna, came=10, ran=[(40, 400)], gpu=card)
+    Slice.objects.filter(rank__attempt__job=job).update(releasing_at=at(100))  # it was away for five hours
+    found = read()
+    assert (found.scenario.arrivals[0].seconds, found.recorded[0].end) == (3_600.0, at(100).timestamp())
+    told = facts(job, attempt := job.attempts.get(), list(attempt.ranks.all()))
+    assert (told["run_from"], told["run_to"]) == (at(40), at(100))
 
 
 def test_what_never_ran_is_left_out_and_said(card: Gpu, anna: User) -> None:

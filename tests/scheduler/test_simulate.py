@@ -223,6 +223,17 @@ def test_jobs_without_a_card_are_no_more_than_the_cores_at_any_time() -> None:
     assert [run.start for run in sorted(trace.runs, key=lambda run: run.job)] == [1.0, 2.0, 3.0, 4.0, 101.0, 102.0]
 
 
+def test_jobs_without_a_card_weigh_nothing_against_those_who_wait_for_cards() -> None:
+    small = [Arrival(job=Job(id=number, request=Request(gpu_count=0), submitted=0.0, user=1), seconds=1.0) for number in range(1, 20)]
+    both = [
+        Arrival(job=Job(id=100 + user, request=Request(gpu_count=4), submitted=at, user=user), seconds=100.0)
+        for user, at in ((1, 50.0), (2, 51.0), (3, 40.0))
+    ]
+    # User 3 has the cards until 140 s. Then user 1, whose 19 jobs held none, comes before user 2, who came later.
+    trace = simulate([*small, *both], cluster(4), Policy())
+    assert [trace.by_job[100 + user].start for user in (3, 1, 2)] == [40.0, 140.0, 240.0]
+
+
 def test_the_same_workload_gives_the_same_trace() -> None:
     arrivals = workload(3, jobs=150, span_s=DAY, limits=False)
     first = simulate(arrivals, cluster(4, 2), Policy())
