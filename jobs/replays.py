@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from jobs.history import NOT_FINISHED, OWN_ENDS
+from jobs.history import MIX_KINDS, NOT_FINISHED, OWN_ENDS
 from jobs.past import Lap, PastJob, past_read
 from jobs.scheduler import types as core
 from jobs.scheduler.predict import Finished, History, name_stem
@@ -60,7 +60,7 @@ class _Reader:
         self.begin, self.until = begin, until
         self.notes: Counter[str] = Counter()
         self.nodes = nodes_in_service(self.notes)
-        self.bare = core.Snapshot(now=begin, nodes=self.nodes, jobs=())
+        self.bare = core.Snapshot(now=begin, nodes=self.nodes, jobs=(), mix=_mix(past, begin))
         self.known = {gpu.id for node in self.nodes for gpu in node.gpus}
         self.earlier = tuple(
             replace(_ran(job, lap), has_finished=_counts(job, lap)) for job in past for lap in job.laps if lap.start < begin
@@ -204,6 +204,13 @@ def _counts(job: PastJob, lap: Lap) -> bool:
 
 def _ran(job: PastJob, lap: Lap) -> Ran:
     return Ran(job=job.id, user=job.user, project=job.project, submitted=job.submitted, start=lap.start, end=lap.end, cards=lap.share)
+
+
+def _mix(past: Iterable[PastJob], begin: float) -> tuple[tuple[core.Request, float], ...]:
+    """What came in the time before, by how often: packing keeps room for it. Of a young installation, what comes in the period."""
+    came = [job for job in past if job.request.gpu_count]
+    found = Counter(job.request for job in came if job.submitted < begin) or Counter(job.request for job in came)
+    return tuple((request, float(times)) for request, times in found.most_common(MIX_KINDS))
 
 
 def _finished(past: Iterable[PastJob], begin: float) -> tuple[Finished, ...]:

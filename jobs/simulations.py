@@ -82,7 +82,7 @@ def source_last(*, since: datetime, until: datetime, cluster: Cluster | None) ->
     scenario = replay.scenario
     if cluster is not None:
         # Other cards: what ran at the beginning ran on none of them.
-        others = replace(cluster.snapshot, now=scenario.cluster.now)
+        others = replace(cluster.snapshot, now=scenario.cluster.now, mix=scenario.cluster.mix)
         scenario = replace(scenario, cluster=others, ends={}, is_exact=cluster.is_exact)
     elif not any(node.gpus for node in scenario.cluster.nodes):
         raise WorkloadError("no_cards", preset="abc")

@@ -21,7 +21,7 @@ from jobs.lifecycle import EndReason, JobState, RankState, SliceState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.page_data import facts
 from jobs.replays import Replay, replay_read
-from jobs.scheduler import Policy
+from jobs.scheduler import Policy, Request
 from jobs.scheduler.runs import weights_at
 from jobs.scheduler.scenario import scenario_run
 from nodes.models import Gpu, GpuState
@@ -178,6 +178,7 @@ def test_what_ended_before_teaches_runtimes_and_past_use(card: Gpu, anna: User) 
     found = read()
     assert [item.seconds for item in found.scenario.finished] == [3_600.0]
     assert [(run.user, run.start) for run in found.scenario.earlier] == [(anna.pk, at(-200).timestamp())]
+    assert found.scenario.cluster.mix == ((Request(gpu_mem_mib=4_096), 1.0),)
 
 
 def test_a_job_that_waited_when_the_period_began_waits_on(card: Gpu, anna: User) -> None:
