@@ -24,7 +24,7 @@ def modules_after(module: str) -> set[str]:
     return set(json.loads(run.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("module", ["jobs.scheduler", "jobs.lifecycle", "agent", "client", "agent.protocol", "bench.passes"])
+@pytest.mark.parametrize("module", ["jobs.scheduler", "jobs.lifecycle", "agent", "client", "agent.protocol", "bench.passes", "bench.waits"])
 def test_importing_a_lower_room_pulls_in_no_upper_one(module: str) -> None:
     assert not modules_after(module) & FORBIDDEN
 

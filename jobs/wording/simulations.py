@@ -282,6 +282,7 @@ ERRORS: Mapping[str, Callable[[Params], str]] = {
     "both": _of(lambda: _("Give %(one)s or %(other)s, not both.")),
     "span": _of(lambda: _("--last is “%(value)s”; expected a span such as 30d, 12h or 2d 6h.")),
     "until": _of(lambda: _("--until is “%(value)s”; expected a time with its zone, such as 2026-03-01T00:00+08:00.")),
+    "database": _of(lambda: _("The database can't be read (%(why)s); is this the data folder that you mean? NEBULA_DATA names it.")),
     "unreadable": _of(lambda: _("%(path)s can't be read: %(why)s.")),
     "not_text": _of(lambda: _("%(path)s is not text in UTF-8.")),
     "unwritable": _of(lambda: _("%(path)s can't be written: %(why)s.")),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from jobs.lifecycle import EndReason, JobState, RankState, SliceState
@@ -336,6 +336,16 @@ def test_what_makes_no_sense_is_refused_in_one_sentence(args: Sequence[str], sen
     assert caught.value.returncode == 2
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_database_that_cannot_be_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_more: Any) -> None:
+        raise OperationalError("no such table: jobs_job\nLINE 1")
+
+    monkeypatch.setattr("jobs.simulations.replay_read", broken)
+    with pytest.raises(CommandError, match=r"can't be read \(no such table: jobs_job\); .* NEBULA_DATA") as caught:
+        simulate("--last", "1h")
+    assert caught.value.returncode == 2
 
 
 def test_ctrl_c_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
+from django.db import DatabaseError
 from django.utils import timezone, translation
 from django.utils.dateparse import parse_datetime
 
@@ -78,6 +79,9 @@ class Command(BaseCommand):
                 if error.code == "row_request":
                     params["reason"] = reason_text(params["reason"], params)
                 raise CommandError(error_text(error.code, params), returncode=2) from error
+            except DatabaseError as error:
+                why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                raise CommandError(error_text("database", {"why": why}), returncode=2) from error
             except PolicyError as error:
                 raise CommandError(str(error), returncode=2) from error
             except KeyboardInterrupt:
