@@ -21,7 +21,7 @@ def node_authenticate(authorization: str) -> Node | None:
     number, _, credential = rest.strip().partition(":")
     if scheme.lower() != "node" or not (number.isascii() and number.isdigit() and len(number) < 19) or not 32 <= len(credential) <= 200:
         return None
-    node = Node.objects.filter(pk=int(number)).first()
+    node = next(iter(Node.objects.filter(pk=int(number)).order_by()), None)  # `first` would sort
     known = (node.credential_sha256 if node is not None else None) or "-"
     is_right = hmac.compare_digest(known, credential_sha256(credential))
     return node if is_right and node is not None and node.state != NodeState.RETIRED else None

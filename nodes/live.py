@@ -16,6 +16,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from channels.layers import get_channel_layer
@@ -39,6 +40,9 @@ class _Publisher:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.loop = asyncio.new_event_loop()
+        # Offered by any thread, taken by the loop: one wake-up for many, as each is a system call.
+        self._offered: deque[tuple[str, dict[str, Any]]] = deque()
+        self._is_woken = False
         self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(QUEUE_MAX)
         self.sent = self.dropped = 0
         self._warned_at = 0.0
@@ -47,15 +51,24 @@ class _Publisher:
         self.thread.start()
 
     def offer(self, group: str, message: dict[str, Any]) -> None:
-        if message["type"] == "agent.sync":
-            self.loop.call_soon_threadsafe(self._put, group, message)
-        else:
-            self.loop.call_soon_threadsafe(self._gather, group, message)
+        self._offered.append((group, message))
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._take)
 
     def stop(self) -> None:
         """End the thread and close the layer's connection. What is still queued is dropped."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(5)
+
+    def _take(self) -> None:
+        self._is_woken = False  # before the look: what is offered after it wakes us again
+        while self._offered:
+            group, message = self._offered.popleft()
+            if message["type"] == "agent.sync":
+                self._put(group, message)
+            else:
+                self._gather(group, message)
 
     def _gather(self, group: str, message: dict[str, Any]) -> None:
         """A job that starts and ends says "job 42 changed" half a dozen times within a blink: watchers need it once."""

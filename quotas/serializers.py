@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 
@@ -39,8 +40,24 @@ class StrictChar(serializers.CharField):
         return super().to_internal_value(data)
 
 
+_fields: dict[type[serializers.Serializer[Any]], Any] = {}
+
+
 class InputSerializer(serializers.Serializer[Any]):
-    """Refuses fields that it does not know, and names the nearest that it does."""
+    """Refuses fields that it does not know, and names the nearest that it does.
+
+    All instances of a class share one set of fields, which know nothing of a request: REST framework copies them for each
+    instance, which cost a submit more than all of its checks. So fields must not be changed in an instance.
+    """
+
+    @cached_property
+    def fields(self) -> Any:
+        if self.partial:
+            return super().fields
+        found = _fields.get(type(self))
+        if found is None:
+            found = _fields[type(self)] = super().fields
+        return found
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, Mapping):

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Greatest
 from django.utils import timezone
@@ -63,28 +63,36 @@ def _quota_rolled(quota: Quota, *, now: datetime) -> Quota:
 # --- what is held against a quota ---------------------------------------------------------------------------------
 
 
-@transaction.atomic
-def quota_job_admit(
-    *, user: User | int, project: Project | int | None = None, now: datetime | None = None, is_forced: bool = False
-) -> None:
+def quota_job_admit(*, user: int, project: int | None = None, now: datetime, is_forced: bool = False) -> None:
     """Count one more active job against the user and the project. Call inside the transaction that inserts the job.
     ``is_forced`` counts whatever the limit: the job is there already.
 
-    Raises QuotaExceeded (what = gpu_hours | active_jobs); nothing is counted then.
+    Two statements. Raises QuotaExceeded (what = gpu_hours | active_jobs); nothing is counted then.
     """
-    now = now or timezone.now()
-    for quota in _quotas(user=user, project=project, now=now):
-        if is_forced:
-            Quota.objects.filter(pk=quota.pk).update(active_jobs=F("active_jobs") + 1)
-            continue
-        admitted = (
-            Quota.objects.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=F("gpu_hours") * 3600.0), pk=quota.pk)
-            .filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs")))
-            .update(active_jobs=F("active_jobs") + 1)
-        )
-        if not admitted:
-            quota.refresh_from_db()
-            raise refusal_of(quota, now=now) or _exceeded("active_jobs", quota, used=quota.active_jobs, limit=quota.max_active_jobs)
+    with transaction.atomic(savepoint=False):
+        rows = _quotas_lock(user=user, project=project, now=now)
+        refusal = None if is_forced else next((error for quota in rows if (error := refusal_of(quota, now=now))), None)
+        if refusal is None:
+            admitted = Quota.objects.filter(pk__in=[quota.pk for quota in rows])
+            if not is_forced:
+                admitted = admitted.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=F("gpu_hours") * 3600.0))
+                admitted = admitted.filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs")))
+            if admitted.update(active_jobs=F("active_jobs") + 1) != len(rows):
+                raise DatabaseError("a quota is not as it was locked")
+    if refusal is not None:
+        raise refusal
+
+
+def _quotas_lock(*, user: int, project: int | None, now: datetime) -> list[Quota]:
+    """The rows that count for this user and project, locked, the user's first, with the counters of this month. One query, but
+    where a user has none yet or a month is new."""
+    whose = Q(user_id=user) if project is None else Q(user_id=user) | Q(project_id=project)
+    query = Quota.objects.select_for_update().filter(whose).order_by(F("project_id").asc(nulls_first=True))
+    rows = list(query)
+    if not rows or rows[0].user_id is None:
+        quota_for(user, now=now)
+        rows = list(query)
+    return [_quota_rolled(quota, now=now) for quota in rows]
 
 
 def quota_jobs_done(owners: Iterable[tuple[int, int | None]]) -> None:
@@ -110,9 +118,10 @@ def quota_job_done(*, user: User | int, project: Project | int | None = None, co
 
 
 def cards_hold(*, user: int, project: int | None = None, n: int, now: datetime) -> None:
-    """Count ``n`` more held cards whatever the limit: they are in use already. A pass asks ``Counters`` instead."""
-    for quota in _quotas(user=user, project=project, now=now):
-        Quota.objects.filter(pk=quota.pk).update(held_cards=F("held_cards") + n)
+    """Count ``n`` more held cards whatever the limit: they are in use already. A pass asks ``Counters`` instead. Call inside the
+    transaction that takes the slices."""
+    rows = _quotas_lock(user=user, project=project, now=now)
+    Quota.objects.filter(pk__in=[quota.pk for quota in rows]).update(held_cards=F("held_cards") + n)
 
 
 def owner_of(quota: Quota) -> str:
@@ -143,14 +152,6 @@ def _exceeded(what: str, quota: Quota, *, used: float, limit: int | None, resets
     )
 
 
-def _quotas(*, user: User | int, project: Project | int | None, now: datetime) -> list[Quota]:
-    """The rows that count for this user and project, the user's first."""
-    rows = [quota_for(user, now=now)]
-    if project is not None and (row := quota_for_project(project, now=now)):
-        rows.append(row)
-    return rows
-
-
 def _pk(thing: User | Project | int) -> int:
     return thing if isinstance(thing, int) else thing.pk
 
@@ -176,7 +177,8 @@ def user_provision(*, user: User) -> None:
 
 def project_personal(user: User) -> Project:
     """The user's own project, made at first sight. Named after the e-mail's local part, with a number where taken."""
-    found = Project.objects.filter(personal_of=user).first()
+    known: Project | None = user._state.fields_cache.get("personal_project")
+    found = known if known is not None and not known._state.adding else Project.objects.filter(personal_of=user).first()
     if found:
         return found
     base = slugify(re.sub(r"[._+@]+", "-", user.email.split("@")[0]))[:50].strip("-_") or "user"
@@ -233,7 +235,9 @@ def token_authenticate(secret: str, *, now: datetime | None = None) -> User | No
     if not secret.startswith(TOKEN_PREFIX) or len(secret) > 200:
         return None
     now = now or timezone.now()
-    token = ApiToken.objects.select_related("user").filter(token_sha256=_sha256(secret)).first()
+    # With the personal project: a submit asks for it next.
+    tokens = ApiToken.objects.select_related("user__personal_project").filter(token_sha256=_sha256(secret)).order_by()
+    token = next(iter(tokens), None)  # unique; `first` would sort
     if (
         token is None
         or token.revoked_at is not None

@@ -37,6 +37,33 @@ def rows_update(model: type[models.Model], rows: Sequence[Sequence[Any]], *, ass
     return changed
 
 
+def swap(model: type[models.Model], pk: int, *, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Compare and swap on one row: sets the columns of ``new`` if those of ``old`` still have these values; whether it did.
+
+    ``filter(pk=…, **old).update(**new)`` for plain values, at a quarter of its price: what ends a job is half a dozen of them.
+    """
+    name = connection.ops.quote_name
+    setting, parameters = _terms(model, new)
+    expected, values = _terms(model, old)
+    settings = ", ".join(f"{name(column)} = %s" for column in setting)
+    conditions = [f"{name(model._meta.pk.column)} = %s"]
+    conditions += [
+        f"{name(column)} = %s" if value is not None else f"{name(column)} IS NULL" for column, value in zip(expected, values, strict=True)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {name(model._meta.db_table)} SET {settings} WHERE {' AND '.join(conditions)}",  # noqa: S608
+            [*parameters, pk, *(value for value in values if value is not None)],
+        )
+        return bool(cursor.rowcount == 1)
+
+
+def _terms(model: type[models.Model], changes: Mapping[str, Any]) -> tuple[list[str], list[Any]]:
+    """Columns, and the values as the database takes them."""
+    fields = [model._meta.get_field(name) for name in changes]
+    return [field.column for field in fields], [field.get_db_prep_save(changes[field.name], connection) for field in fields]
+
+
 def rows_insert(model: type[models.Model], rows: Sequence[Mapping[str, Any]], *, once: str = "") -> list[int]:
     """Inserts ``rows`` (column name → value, all with the same columns) and returns their primary keys, in order.
 

@@ -113,6 +113,14 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
+def own_pool() -> None:
+    """What fitted the last test's pool says nothing about this one's."""
+    submit = sys.modules.get("jobs.services.submit")
+    if submit is not None:
+        submit.fits_forget()
+
+
+@pytest.fixture(autouse=True)
 def own_language() -> Iterator[None]:
     """A request activates its reader's language in this thread and nothing takes it back: the next test starts in English."""
     with translation.override("en"):

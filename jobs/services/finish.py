@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,10 +12,11 @@ from django.db.models import F
 
 from jobs import logs
 from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
-from jobs.models import Attempt, Job, Rank
+from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import pass_nudge
 from jobs.services.moves import jobs_move
 from quotas.counters import Counters
+from quotas.sql import swap
 
 #: A launch that failed for these is the user's to mend: another node would say the same.
 USERS_LAUNCH_ERRORS = frozenset({"exec", "workdir", "user", "spec"})
@@ -102,10 +103,16 @@ def attempt_maybe_finish(attempt: Attempt, *, now: datetime, patience_s: float =
 
 
 def attempt_finish(
-    attempt: Attempt, ranks: Sequence[Rank], *, now: datetime, patience_s: float = 60.0, counters: Counters | None = None
+    attempt: Attempt,
+    ranks: Sequence[Rank],
+    *,
+    now: datetime,
+    patience_s: float = 60.0,
+    counters: Counters | None = None,
+    free: Set[int] = frozenset(),
 ) -> bool:
     """``attempt_maybe_finish`` on rows that this transaction has read under the job's lock and kept up to date: the attempt with
-    its job, and all its ranks in order, with their nodes."""
+    its job, and all its ranks in order, with their nodes. ``free``: ranks that are known to hold no card any more."""
     if any(rank.observed not in RANK_FINAL for rank in ranks) or not _logs_complete(ranks, now=now, patience_s=patience_s):
         return False
     job = attempt.job
@@ -114,23 +121,25 @@ def attempt_finish(
     end = end_of(attempt, ranks)
     causes = {rank.exit_cause for rank in ranks}
     fence = attempt.fence or next((f for cause, f in FENCES.items() if cause in causes), Fence.AGENT_ACK_STOPPED)
-    ended = Attempt.objects.filter(pk=attempt.pk, ended_at__isnull=True).update(
-        ended_at=now, end_reason=end.reason, end_params=end.params, exit_code=end.exit_code, fence=fence
-    )
-    if not ended:
+    changes = {"ended_at": now, "end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code, "fence": fence}
+    if not swap(Attempt, attempt.pk, old={"ended_at": None}, new=changes):
         return False
     attempt.ended_at = now
     _job_settle(job, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None), counters=counters)
-    ranks_forget(attempt)
+    ranks_forget(ranks, free=free)
     pass_nudge()
     return True
 
 
-def ranks_forget(attempt: Attempt) -> None:
-    """Lets the agents drop what they keep of an ended attempt, but for ranks whose memory isn't proven back yet."""
-    Rank.objects.filter(attempt=attempt, observed__in=(RankState.EXITED, RankState.LAUNCH_FAILED)).exclude(
-        slices__state__in=SLICE_LIVE
-    ).update(desired=Want.FORGET)
+def ranks_forget(ranks: Sequence[Rank], *, free: Set[int] = frozenset()) -> None:
+    """Lets the agents drop what they keep of an ended attempt's ranks, but for those whose memory isn't proven back yet. ``free``:
+    ranks that are known to hold no card; the others are looked up."""
+    over = [rank.pk for rank in ranks if rank.observed in (RankState.EXITED, RankState.LAUNCH_FAILED)]
+    unsure = [pk for pk in over if pk not in free]
+    holding = set(Slice.objects.filter(rank_id__in=unsure, state__in=SLICE_LIVE).values_list("rank_id", flat=True)) if unsure else set()
+    for pk in over:
+        if pk not in holding:
+            swap(Rank, pk, old={}, new={"desired": Want.FORGET})
 
 
 def _job_settle(job: Job, *, end: End, now: datetime, started_at: datetime | None, counters: Counters | None) -> None:

@@ -16,7 +16,7 @@ from jobs.models import Job, JobEvent
 from jobs.notify import jobs_changed
 from quotas.counters import Counters
 from quotas.services import quota_jobs_done
-from quotas.sql import rows_insert
+from quotas.sql import rows_insert, swap
 
 CHUNK = 2000  # parameters of one statement; SQLite allows 32,766
 
@@ -82,7 +82,10 @@ def jobs_move(
                 group = [pk for pk, row in found.items() if row[0] == old]
                 # INVARIANT: the rows are locked (PostgreSQL) or we are the only writer (SQLite, IMMEDIATE), so the
                 # swap takes all of them; the state in the condition keeps it right on any database.
-                count = Job.objects.filter(pk__in=group, state=old).update(**changes)
+                if len(group) == 1 and not any(hasattr(value, "resolve_expression") for value in changes.values()):
+                    count = int(swap(Job, group[0], old={"state": old}, new=changes))
+                else:
+                    count = Job.objects.filter(pk__in=group, state=old).update(**changes)
                 if count != len(group):
                     raise InvalidTransition(f"{len(group) - count} of {len(group)} jobs left {old} during the move to {to}")
             order = [pk for pk in chunk if pk in found]
@@ -116,6 +119,16 @@ def job_move(job_id: int, *, to: JobState, code: str, **more: Any) -> None:
         raise InvalidTransition(f"job {job_id} can't move to {to} from its present state")
 
 
-def event_add(job_id: int, *, code: str, params: Mapping[str, Any] | None = None, by: int | None = None, epoch: int = 0) -> None:
-    """Something that happened to a job without moving it."""
-    JobEvent.objects.create(job_id=job_id, code=code, params=dict(params or {}), by_id=by, epoch=epoch)
+def event_add(
+    job_id: int,
+    *,
+    code: str,
+    params: Mapping[str, Any] | None = None,
+    by: int | None = None,
+    epoch: int = 0,
+    to: JobState | None = None,
+    at: datetime | None = None,
+) -> None:
+    """Something that happened to a job without moving it, at ``at`` (None = now). ``to`` is the state that a new job is in."""
+    event = {"job_id": job_id, "code": code, "params": dict(params or {}), "by_id": by, "epoch": epoch, "at": at or timezone.now()}
+    rows_insert(JobEvent, [{**event, "to_state": to.value if to else ""}])

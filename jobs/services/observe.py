@@ -26,6 +26,7 @@ from jobs.services.stop import attempt_stop
 from nodes.models import Gpu, Node, NodeState
 from nodes.text import text_clean
 from quotas.counters import Counters
+from quotas.sql import swap
 
 log = logging.getLogger(__name__)
 
@@ -253,12 +254,25 @@ def _rows_lock(*, jobs: set[int], ranks: Sequence[int], with_cards: bool) -> Non
         list(Gpu.objects.select_for_update().filter(pk__in=cards).order_by("pk").values_list("pk"))
 
 
+_GANG_FIELDS = (
+    "attempt_id", "node_id", "index", "key", "desired", "observed", "grace_s", "started_at", "exited_at", "exit_cause", "exit_code",
+    "exit_signal", "launch_error", "detail", "final_log_offset", "node__name",
+    "attempt__job_id", "attempt__epoch", "attempt__created_at", "attempt__ended_at", "attempt__stop_reason", "attempt__stop_params",
+    "attempt__fence",
+    "attempt__job__owner_id", "attempt__job__project_id", "attempt__job__state", "attempt__job__epoch", "attempt__job__epoch_floor",
+    "attempt__job__nodes", "attempt__job__is_restored", "attempt__job__want_cancel", "attempt__job__cancel_by_id",
+    "attempt__job__requeue", "attempt__job__requeues", "attempt__job__max_requeues",
+)  # fmt: skip
+
+
 def _gangs_read(attempts: set[int]) -> dict[int, list[Rank]]:
     """Attempt → all its ranks in order; an attempt or a job is one object, however many ranks have it. One query."""
     gangs: dict[int, list[Rank]] = defaultdict(list)
     of_id: dict[int, Attempt] = {}
     jobs: dict[int, Job] = {}
-    for rank in Rank.objects.filter(attempt__in=attempts).select_related("attempt__job", "node").order_by("attempt_id", "index"):
+    # What to run is not needed to end it, and would be most of the bytes.
+    ranks = Rank.objects.filter(attempt__in=attempts).select_related("attempt__job", "node").only(*_GANG_FIELDS)
+    for rank in ranks.order_by("attempt_id", "index"):
         rank.attempt = of_id.setdefault(rank.attempt_id, rank.attempt)
         rank.attempt.job = jobs.setdefault(rank.attempt.job_id, rank.attempt.job)
         gangs[rank.attempt_id].append(rank)
@@ -288,9 +302,10 @@ def _observe(rank: Rank, seen: Observed, gang: Sequence[Rank], *, now: datetime)
 
 
 def _swap(rank: Rank, old: RankState, new: RankState, *, now: datetime, **fields: object) -> bool:
-    if not Rank.objects.filter(pk=rank.pk, observed=old).update(observed=new, observed_at=now, **fields):
+    changes = {"observed": new, "observed_at": now, **fields}
+    if not swap(Rank, rank.pk, old={"observed": old}, new=changes):
         return False
-    for name, value in {"observed": new, "observed_at": now, **fields}.items():
+    for name, value in changes.items():
         setattr(rank, name, value)
     return True
 
@@ -383,9 +398,10 @@ def _ended_settle(ended: Sequence[_Ended], gangs: dict[int, list[Rank]], *, now:
         if one.leaving.rank.pk in left.quarantined:
             log.error("memory of rank %s is not back after 60 s; its slices are quarantined", one.leaving.rank.key)
     # 2. What is over already may be forgotten now.
-    for attempt in {one.leaving.rank.attempt_id: one.leaving.rank.attempt for one in ended}.values():
-        if attempt.ended_at is not None:
-            ranks_forget(attempt)
+    free = {one.leaving.rank.pk for one in ended if one.leaving.released}
+    for pk in {one.leaving.rank.attempt_id for one in ended}:
+        if gangs[pk][0].attempt.ended_at is not None:
+            ranks_forget(gangs[pk], free=free)
     for one in ended:
         if not one.is_new:
             continue
@@ -396,7 +412,7 @@ def _ended_settle(ended: Sequence[_Ended], gangs: dict[int, list[Rank]], *, now:
             attempt_stop(attempt=attempt, reason="gang", grace_s=rank.grace_s or settings.STOP_GRACE_S, params={"rank": rank.index})
             attempt.job.refresh_from_db(fields=("state",))
         # 4. Its attempt and job.
-        attempt_finish(attempt, gang, now=now, counters=counters)
+        attempt_finish(attempt, gang, now=now, counters=counters, free=free)
 
 
 def orders_build(ranks: Sequence[NodeRank]) -> list[Desired]:

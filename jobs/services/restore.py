@@ -278,7 +278,7 @@ def _job_recover(job_id: int, spec: RankSpec, *, node: Node, now: datetime) -> J
     if owner is None:
         raise NotTaken("there is nobody whom its job could belong to")
     project = project_personal(owner)
-    quota_job_admit(user=owner, project=project, now=now, is_forced=True)
+    quota_job_admit(user=owner.pk, project=project.pk, now=now, is_forced=True)
     has_whole = any(grant.exclusive for grant in spec.gpus)
     job = Job.objects.create(
         pk=job_id,

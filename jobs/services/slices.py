@@ -18,7 +18,7 @@ from jobs.models import Rank, Slice
 from nodes.models import Gpu
 from quotas.counters import Counters
 from quotas.ledger import Charge, charge
-from quotas.sql import rows_update
+from quotas.sql import rows_update, swap
 
 
 class SlicesMoved(DatabaseError):
@@ -53,12 +53,12 @@ def slices_leave(leaving: Sequence[Leaving], *, now: datetime, counters: Counter
     """The ranks' slices stop being charged and return to the pool as far as that is proven: RELEASING, RELEASED, or QUARANTINED,
     which stays taken, charged to nobody, until a proof or an admin. Repeats change nothing.
 
-    ``counters.save()`` is the caller's. A handful of statements, however many slices.
+    ``counters.save()`` is the caller's. A statement a slice and a handful for all.
     """
     left = Left()
     by_rank = {one.rank.pk: one for one in leaving}
     live = Slice.objects.filter(rank_id__in=list(by_rank)).exclude(state=SliceState.RELEASED).order_by("pk")
-    changes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    changes: list[tuple[int, str, dict[str, Any]]] = []
     charges: list[Charge] = []
     freed: dict[int, list[int]] = defaultdict(list)  # card → MiB of each slice
     for pk, rank_id, gpu_id, mib, share, state, active_at, model in live.values_list(
@@ -86,9 +86,9 @@ def slices_leave(leaving: Sequence[Leaving], *, now: datetime, counters: Counter
             new |= {"state": SliceState.QUARANTINED}
             left.quarantined.add(rank_id)
         if new:
-            changes[(state, *new.items())].append(pk)
-    for (old, *new_items), pks in changes.items():
-        if Slice.objects.filter(pk__in=pks, state=old).update(**dict(new_items)) != len(pks):
+            changes.append((pk, state, new))
+    for pk, old, new in changes:
+        if not swap(Slice, pk, old={"state": old}, new=new):
             raise SlicesMoved
     if charges:
         charge(charges, counters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from typing import Any
 
@@ -12,12 +13,15 @@ from jobs import snapshot
 from jobs.errors import IdempotencyConflict, NeverFits
 from jobs.history import runtime_predict
 from jobs.lifecycle import JobState
-from jobs.models import IdempotencyKey, Job, JobEvent
+from jobs.models import IdempotencyKey, Job
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.requests import JobRequest
-from jobs.scheduler import never_reason
+from jobs.scheduler import Policy, Reason, Request, never_reason
+from jobs.services.moves import event_add
+from quotas.errors import DomainError
 from quotas.models import User
 from quotas.services import quota_job_admit
+from quotas.sql import rows_insert
 
 
 def job_submit(
@@ -35,28 +39,62 @@ def job_submit(
         QuotaExceeded: the owner's or the project's limit is reached.
         IdempotencyConflict: the key was used for another body.
     """
-    if idempotency_key:
-        repeat = _repeat(owner=owner, key=idempotency_key, body_sha256=body_sha256 or "")
-        if repeat is not None:
-            return repeat, False
     now = now or timezone.now()
     policy = snapshot.policy_current()
-    reason = never_reason(snapshot.request_of(request), snapshot.nodes_all(), policy)
-    if reason is not None:
-        raise NeverFits(code=reason.code, params=dict(reason.params))
-    predicted_s = runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s)
     try:
+        if (reason := never_fits(request, policy)) is not None:
+            raise NeverFits(code=reason.code, params=dict(reason.params))
+        predicted_s = runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s)
         with transaction.atomic():
             job = _insert(owner=owner, request=request, predicted_s=predicted_s, now=now)
             if idempotency_key:
-                IdempotencyKey.objects.create(user=owner, key=idempotency_key, body_sha256=body_sha256 or "", job=job)
-    except IntegrityError:
-        # Two submits with one key at once: the loser's job was rolled back, it answers with the winner's.
+                key = {"user_id": owner.pk, "key": idempotency_key, "body_sha256": body_sha256 or "", "job_id": job.pk}
+                rows_insert(IdempotencyKey, [key])
+    except (IntegrityError, DomainError):
+        # A repeat, or the later of two submits with one key at once: its job was rolled back, it answers with the first one's,
+        # even where the pool or the quota would refuse a new one by now. Most submits are no repeats and pay nothing for it.
         repeat = _repeat(owner=owner, key=idempotency_key, body_sha256=body_sha256 or "") if idempotency_key else None
         if repeat is None:
             raise
         return repeat, False
     return job, True
+
+
+#: For so long a request that fitted is not judged again: a pool seldom shrinks, and what nothing can hold any more waits with that reason.
+FITS_S = 5.0
+FITS_MOST = 1000
+
+
+class _Fits:
+    """What was found to fit the pool under this policy, and when."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy
+        self.at: dict[Request, float] = {}
+
+
+_fits = _Fits()
+
+
+def fits_forget() -> None:
+    """The next submit is judged by the nodes as they are. For tests, whose pools come and go."""
+    global _fits
+    _fits = _Fits()
+
+
+def never_fits(request: JobRequest, policy: Policy) -> Reason | None:
+    """Why no card or node that the pool knows could ever hold it; None = one could. A refusal is always of the nodes as they are now."""
+    global _fits
+    wanted, now = snapshot.request_of(request), time.monotonic()
+    if _fits.policy != policy or len(_fits.at) >= FITS_MOST:
+        _fits = _Fits(policy)
+    fits = _fits
+    if now - fits.at.get(wanted, float("-inf")) < FITS_S:
+        return None
+    reason = never_reason(wanted, snapshot.nodes_all(), policy)
+    if reason is None:
+        fits.at[wanted] = now
+    return reason
 
 
 def _repeat(*, owner: User, key: str, body_sha256: str) -> Job | None:
@@ -69,7 +107,7 @@ def _repeat(*, owner: User, key: str, body_sha256: str) -> Job | None:
 
 
 def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: datetime) -> Job:
-    quota_job_admit(user=owner, project=request.project)
+    quota_job_admit(user=owner.pk, project=request.project.pk, now=now)
     fields: dict[str, Any] = {
         name: getattr(request, name)
         for name in (
@@ -104,7 +142,7 @@ def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: dateti
         predicted_s=predicted_s,
         **fields,
     )
-    JobEvent.objects.create(job=job, at=now, code="submitted", to_state=JobState.WAITING, by=owner)
+    event_add(job.pk, code="submitted", by=owner.pk, to=JobState.WAITING, at=now)
     jobs_changed([job.pk])
     pass_nudge()
     return job

@@ -11,8 +11,10 @@ from pytest_django.fixtures import DjangoAssertNumQueries, Settings
 
 from jobs import snapshot
 from jobs.models import Job, JobEvent
-from quotas.models import Membership, User
-from tests.factories import node_make, project_make, user_make
+from jobs.services.submit import fits_forget
+from nodes.models import Gpu
+from quotas.models import Membership, Quota, User
+from tests.factories import gpu_make, node_make, project_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401
 
 pytestmark = pytest.mark.django_db
@@ -429,8 +431,35 @@ def test_a_submit_costs_few_statements_whatever_the_pool(api: Api, django_assert
     api.post("/jobs/submit", OK)
     for number in range(2, 12):
         node_make(f"node{number:02}", cards=4)
-    with django_assert_max_num_queries(15):
+    with django_assert_max_num_queries(9):  # the token, what ran before, the quotas, the job, its event; savepoints
         assert api.post("/jobs/submit", OK)[0] == 201
+
+
+def test_what_fitted_once_is_refused_again_once_the_pool_has_shrunk(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"argv": ["true"], "constraints": {"model": "RTX 9090"}}
+    gpu = gpu_make(node_make("big"), model="RTX 9090")
+    assert api.post("/jobs/submit", asked)[0] == 201
+    Gpu.objects.filter(pk=gpu.pk).update(model="RTX 1010")
+    assert api.post("/jobs/submit", asked)[0] == 201  # just judged
+    monkeypatch.setattr("jobs.services.submit.FITS_S", 0.0)
+    assert api.post("/jobs/submit", asked)[0] == 400
+    Gpu.objects.filter(pk=gpu.pk).update(model="RTX 9090")
+    assert api.post("/jobs/submit", asked)[0] == 201  # a refusal is never remembered
+
+
+def test_a_repeat_is_answered_with_the_first_job_even_where_a_new_one_would_be_refused(api: Api, lin: User) -> None:
+    key = {"Idempotency-Key": "once"}
+    status, job = api.post("/jobs/submit", OK, **key)
+    assert status == 201
+    Quota.objects.filter(user=lin).update(max_active_jobs=1)
+    assert api.post("/jobs/submit", OK)[0] == 403
+    status, again = api.post("/jobs/submit", OK, **key)
+    assert (status, again["id"]) == (200, job["id"])
+    assert Quota.objects.get(user=lin).active_jobs == 1
+    fits_forget()
+    Gpu.objects.update(total_mib=1024, nominal_mib=1024)
+    assert api.post("/jobs/submit", OK)[1]["code"] == "never_fits"
+    assert api.post("/jobs/submit", OK, **key)[1]["id"] == job["id"]
 
 
 def test_too_many_submits_are_a_429_with_retry_after_and_no_quota_refusal(api: Api, settings: Settings) -> None:

@@ -111,6 +111,7 @@ def codes_written() -> set[str]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in {
                 "jobs_move",
                 "job_move",
+                "move",
                 "event_add",
                 "create",
                 "JobEvent",
@@ -121,7 +122,7 @@ def codes_written() -> set[str]:
 
 def test_each_event_that_the_services_write_has_a_sentence() -> None:
     written = codes_written()
-    assert {"submitted", "placed", "running", "stopping"} <= written  # else this test reads nothing
+    assert {"submitted", "placed", "running", "stopping", "succeeded", "failed"} <= written  # else this test reads nothing
     for code in written:
         text = wording.event_text(JobEvent(code=code, params={}))
         assert text != code, f"jobs/wording has no sentence for the event {code}"

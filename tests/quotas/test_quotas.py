@@ -23,6 +23,10 @@ pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
 
 
+def admit(user: User, project: Project | None = None, *, now: datetime | None = None) -> None:
+    quota_job_admit(user=user.pk, project=project.pk if project else None, now=now or timezone.now())
+
+
 @pytest.mark.django_db(transaction=True)
 def test_it_admits_exactly_ten_of_a_hundred_at_limit_ten():
     user = user_make(quota={"max_active_jobs": 10})
@@ -31,7 +35,7 @@ def test_it_admits_exactly_ten_of_a_hundred_at_limit_ten():
         admitted = 0
         for _ in range(10):
             with contextlib.suppress(QuotaExceeded):
-                quota_job_admit(user=user.pk)
+                admit(user)
                 admitted += 1
         return admitted
 
@@ -39,6 +43,14 @@ def test_it_admits_exactly_ten_of_a_hundred_at_limit_ten():
     assert [a for a in answers if not isinstance(a, int)] == []
     assert sum(answers) == 10
     assert Quota.objects.get(user=user).active_jobs == 10
+
+
+def test_an_admission_is_two_statements(django_assert_num_queries):
+    user, project = user_make(), project_make()
+    Quota.objects.create(project=project, period_start=calendar.month_of(timezone.now()))
+    admit(user)
+    with django_assert_num_queries(2):
+        admit(user, project)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -53,14 +65,14 @@ def test_a_refused_project_leaves_the_user_uncounted():
     user, project = user_make(), project_make()
     Quota.objects.create(project=project, gpu_hours=None, max_active_jobs=0)
     with pytest.raises(QuotaExceeded) as caught:
-        quota_job_admit(user=user, project=project)
+        admit(user, project)
     assert caught.value.params["owner"] == project.name
     assert quota_for(user).active_jobs == 0
 
 
 def test_a_project_without_a_row_has_no_limit_of_its_own():
     user, project = user_make(), project_make()
-    quota_job_admit(user=user, project=project)
+    admit(user, project)
     assert quota_for(user).active_jobs == 1
     assert not Quota.objects.filter(project=project).exists()
 
@@ -69,7 +81,7 @@ def test_a_refusal_at_the_gpu_hours_says_used_limit_and_when_it_resets(settings)
     settings.INSTALLATION_ZONE = "Asia/Shanghai"
     user = user_make(quota={"gpu_hours": 5, "used_gpu_s": 5 * 3600, "period_start": date(2026, 3, 1)})
     with pytest.raises(QuotaExceeded) as caught:
-        quota_job_admit(user=user, now=NOW)
+        admit(user, now=NOW)
     error = caught.value
     assert (error.code, error.http_status) == ("quota_exceeded", 403)
     assert (error.used, error.limit, error.resets_at) == (5.0, 5.0, "2026-04-01T00:00:00+08:00")
@@ -79,12 +91,12 @@ def test_a_refusal_at_the_gpu_hours_says_used_limit_and_when_it_resets(settings)
 
 def test_one_second_below_the_gpu_hours_is_admitted():
     user = user_make(quota={"gpu_hours": 5, "used_gpu_s": 5 * 3600 - 1, "period_start": date(2026, 3, 1)})
-    quota_job_admit(user=user, now=NOW)
+    admit(user, now=NOW)
 
 
 def test_no_limit_of_gpu_hours_admits_any_use():
     user = user_make(quota={"gpu_hours": None, "used_gpu_s": 9e9, "period_start": date(2026, 3, 1)})
-    quota_job_admit(user=user, now=NOW)
+    admit(user, now=NOW)
 
 
 def test_the_month_begins_at_local_midnight(settings):
@@ -92,8 +104,8 @@ def test_the_month_begins_at_local_midnight(settings):
     user = user_make(quota={"gpu_hours": 5, "used_gpu_s": 5 * 3600, "period_start": date(2026, 3, 1)})
     before = datetime(2026, 3, 31, 15, 59, 59, tzinfo=UTC)  # 23:59:59 in Shanghai
     with pytest.raises(QuotaExceeded):
-        quota_job_admit(user=user, now=before)
-    quota_job_admit(user=user, now=before + timedelta(seconds=1))
+        admit(user, now=before)
+    admit(user, now=before + timedelta(seconds=1))
     quota = Quota.objects.get(user=user)
     assert (quota.used_gpu_s, quota.period_start, quota.active_jobs) == (0, date(2026, 4, 1), 1)
 
@@ -111,11 +123,11 @@ def test_the_month_after_december_is_january(month, following):
 
 def test_done_gives_the_place_back_but_never_goes_below_zero():
     user = user_make(quota={"max_active_jobs": 1})
-    quota_job_admit(user=user)
+    admit(user)
     quota_job_done(user=user)
     quota_job_done(user=user)
     assert quota_for(user).active_jobs == 0
-    quota_job_admit(user=user)
+    admit(user)
 
 
 def test_many_ends_at_once_give_back_each_owners_own_places():

@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from quotas.models import LedgerEntry, Project, Quota
-from quotas.sql import rows_insert, rows_update
+from quotas.sql import rows_insert, rows_update, swap
 from tests.factories import project_make, user_make
 
 pytestmark = pytest.mark.django_db
@@ -59,6 +59,24 @@ def test_more_rows_than_one_statement_holds_are_all_changed(monkeypatch):
     projects = [project_make() for _ in range(5)]
     assert rows_update(Project, [(p.pk, f"title {p.pk}") for p in projects], assign="title = v.column2") == 5
     assert {p.title for p in Project.objects.filter(pk__in=[p.pk for p in projects])} == {f"title {p.pk}" for p in projects}
+
+
+def test_a_swap_changes_a_row_only_if_it_is_as_expected():
+    quota = Quota.objects.get(user=user_make(quota={"held_cards": 1, "period_start": None}))
+    assert not swap(Quota, quota.pk, old={"held_cards": 2}, new={"held_cards": 3})
+    assert not swap(Quota, quota.pk + 1, old={}, new={"held_cards": 3})
+    new = {"held_cards": 3, "period_start": AT.date(), "updated_at": AT, "max_cards": None}
+    assert swap(Quota, quota.pk, old={"held_cards": 1, "period_start": None}, new=new)
+    assert not swap(Quota, quota.pk, old={"held_cards": 3, "period_start": None}, new={"held_cards": 4})
+    quota.refresh_from_db()
+    assert (quota.held_cards, quota.period_start, quota.updated_at, quota.max_cards) == (3, AT.date(), AT, None)
+
+
+def test_a_row_that_is_known_already_is_left_out_and_the_others_are_named():
+    rows = entries(3)
+    assert rows_insert(LedgerEntry, rows[:2], once="slice_id") == [10, 9]
+    assert rows_insert(LedgerEntry, rows, once="slice_id") == [8]
+    assert LedgerEntry.objects.count() == 3
 
 
 def test_no_rows_are_no_statement(django_assert_num_queries):
