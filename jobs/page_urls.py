@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import sooner_views, submit_views, views
+from jobs import curves, sooner_views, submit_views, views
 
 urlpatterns = [
     path("", views.job_list, name="job-list"),
@@ -18,6 +18,8 @@ urlpatterns = [
     path("<int:id>/", views.job_detail, name="job-detail"),
     path("<int:id>/log/", views.job_detail, {"tab": "log"}, name="job-log"),
     path("<int:id>/events/", views.job_detail, {"tab": "events"}, name="job-events"),
+    path("<int:id>/curves/", views.job_detail, {"tab": "curves"}, name="job-curves"),
+    path("<int:id>/curves/data/", curves.job_curves_data, name="job-curves-data"),
     path("<int:id>/files/", views.job_detail, {"tab": "files"}, name="job-files"),
     path("<int:id>/request/", views.job_detail, {"tab": "request"}, name="job-request"),
     path("<int:id>/row/", views.job_row, name="job-row"),

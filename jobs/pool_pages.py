@@ -119,11 +119,8 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 @login_required
 def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
-    """One card. Two cards of a node may have had one index in turn; the one that is there counts."""
-    candidates = list(Gpu.objects.select_related("node").filter(node__name=name, index=index).order_by("-pk"))
-    gpu = next((found for found in candidates if found.state != "MISSING"), candidates[0] if candidates else None)
-    if gpu is None:
-        raise Http404
+    """One card: what is on it now, its curves, who was on it, facts."""
+    gpu = gpu_find(name, index)
     picture = cells.picture_latest()
     user = cast(User, request.user)
     row = cards_rows([gpu], picture, user=user)[0]
@@ -138,6 +135,15 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
         "events": [_event_row(event) for event in events],
     }
     return render(request, "nodes/gpu.html", context)
+
+
+def gpu_find(name: str, index: int) -> Gpu:
+    """Two cards of a node may have had one index in turn; the one that is there counts. One query. Raises Http404."""
+    candidates = list(Gpu.objects.select_related("node").filter(node__name=name, index=index).order_by("-pk"))
+    gpu = next((found for found in candidates if found.state != "MISSING"), candidates[0] if candidates else None)
+    if gpu is None:
+        raise Http404
+    return gpu
 
 
 # --- rows -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import api, estimate_api, output_api
+from jobs import api, estimate_api, output_api, samples_api
 
 urlpatterns = [
     path("jobs/", api.JobListView.as_view(), name="api-jobs"),
@@ -17,6 +17,7 @@ urlpatterns = [
     path("jobs/<int:id>/why", api.JobWhyView.as_view(), name="api-job-why"),
     path("jobs/<int:id>/alternatives", estimate_api.JobAlternativesView.as_view(), name="api-job-alternatives"),
     path("jobs/<int:id>/events", api.JobEventsView.as_view(), name="api-job-events"),
+    path("jobs/<int:id>/samples", samples_api.JobSamplesView.as_view(), name="api-job-samples"),
     path("jobs/<int:id>/logs", output_api.JobLogsView.as_view(), name="api-job-logs"),
     path("jobs/<int:id>/logs/download", output_api.JobLogDownloadView.as_view(), name="api-job-log-download"),
     path("jobs/<int:id>/artifacts", output_api.JobArtifactsView.as_view(), name="api-job-artifacts"),

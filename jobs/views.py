@@ -180,7 +180,7 @@ def job_detail(request: HttpRequest, id: int, tab: str = "log") -> HttpResponse:
         context |= {"page": page, "all_events": [page_data.event_data(event) for event in page]}
     elif tab == "files":
         context["page"] = Paginator(page_data.job_files(job), page_data.PAGE).get_page(request.GET.get("page"))
-    else:
+    elif tab == "request":
         context["env"] = page_data.env_shown(job, reader=reader(request))
     return render(request, "jobs/detail.html", context)
 

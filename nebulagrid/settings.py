@@ -342,6 +342,11 @@ SERVESTATIC_USE_FINDERS = not STATIC_VERSION
 SERVESTATIC_STATIC_PREFIX = "/static/"
 SERVESTATIC_ADD_HEADERS_FUNCTION = cache_headers
 STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "nebulagrid.finders.PlotlyFinder",
+]
 DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024 * 1024  # above the agents' own limits of 4 MiB, which are told in their words
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"

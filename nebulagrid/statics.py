@@ -27,7 +27,8 @@ def static_collect(root: Path) -> str:
     found: dict[str, bytes] = {}
     for finder in get_finders():
         for name, storage in finder.list([]):
-            found.setdefault(name.replace("\\", "/"), Path(storage.path(name)).read_bytes())
+            prefix = getattr(storage, "prefix", None)  # as collectstatic does it
+            found.setdefault((f"{prefix}/{name}" if prefix else name).replace("\\", "/"), Path(storage.path(name)).read_bytes())
     whole = hashlib.sha256()
     for name in sorted(found):
         whole.update(f"{name}\0{hashlib.sha256(found[name]).hexdigest()}\n".encode())

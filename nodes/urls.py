@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from nodes import api
+from nodes import api, samples_api
 
 urlpatterns = [
     path("nodes/", api.NodeListView.as_view(), name="api-nodes"),
@@ -14,5 +14,8 @@ urlpatterns = [
     path("nodes/<str:name>/resume", api.NodeResumeView.as_view(), name="api-node-resume"),
     path("nodes/<str:name>/commands", api.CommandListView.as_view(), name="api-node-commands"),
     path("nodes/<str:name>/commands/<int:id>", api.CommandDetailView.as_view(), name="api-node-command-detail"),
+    path("nodes/<str:name>/samples", samples_api.NodeSamplesView.as_view(), name="api-node-samples"),
+    path("gpus/<str:uuid>/samples", samples_api.GpuSamplesView.as_view(), name="api-gpu-samples"),
+    path("pool/samples", samples_api.PoolSamplesView.as_view(), name="api-pool-samples"),
     path("gpus/", api.GpuListView.as_view(), name="api-gpus"),
 ]

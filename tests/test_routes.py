@@ -64,6 +64,10 @@ TABLE: dict[tuple[str, str], Row] = {
     ("POST", "nodes/<str:name>/commands"): staff_only(202, body={"verb": "ping"}),
     ("GET", "nodes/<str:name>/commands/<int:id>"): staff_only(200),
     ("GET", "gpus/"): Row(),
+    ("GET", "gpus/<str:uuid>/samples"): Row(),
+    ("GET", "nodes/<str:name>/samples"): Row(),
+    ("GET", "pool/samples"): Row(),
+    ("GET", "jobs/<int:id>/samples"): hidden(),
     ("GET", "jobs/"): Row(),
     ("POST", "jobs/submit"): Row(owner=201, stranger=201, staff=201, body=SUBMIT),
     ("GET", "jobs/<int:id>"): hidden(),
@@ -121,7 +125,13 @@ class World:
         is_node = route.startswith("nodes/")
         ids = self.token.pk if is_token else self.command.pk if is_node else self.job.pk
         name = "node-a" if is_node else "model.bin"
-        for mark, value in {"<int:id>": str(ids), "<str:name>": name, "<path:name>": name, "<int:rank>": "0"}.items():
+        for mark, value in {
+            "<int:id>": str(ids),
+            "<str:name>": name,
+            "<path:name>": name,
+            "<int:rank>": "0",
+            "<str:uuid>": "GPU-node-a-0",
+        }.items():
             route = route.replace(mark, value)
         return "/" + route
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import base64
+import hashlib
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,3 +86,24 @@ def test_a_changed_source_does_not_reach_a_running_server(source: Path, settings
     assert (status, body, headers["content-length"]) == (200, b"1;", "2")
     assert headers["cache-control"] == "public, max-age=31536000, immutable"
     assert fetched(handler, "/static/js/b.js")[0] == 404
+
+
+def test_plotly_comes_from_its_package_and_nothing_else_of_it() -> None:
+    from django.contrib.staticfiles import finders
+
+    found = finders.find("plotly/plotly.min.js")
+    assert Path(str(found)).stat().st_size > 1_000_000
+    assert finders.find("plotly/widgetbundle.js") is None
+    assert finders.find("plotly/../plotly.min.js") is None
+
+
+def test_the_pages_policy_knows_the_style_elements_that_plotly_makes() -> None:
+    from django.contrib.staticfiles import finders
+
+    from nebulagrid.middleware import CSP
+
+    script = Path(str(finders.find("plotly/plotly.min.js"))).read_text(encoding="utf-8")
+    maps = re.search(r"createElement\(\"style\"\);e\.id=\"\w+\",e\.textContent=('(?:[^'\\]|\\.)*')", script)
+    assert maps is not None, "plotly makes its style elements in another way now: look at the browser's console"
+    for style in ("", ast.literal_eval(maps[1])):
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'" in CSP

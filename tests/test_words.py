@@ -14,10 +14,24 @@ from tests.po import CONTEXT, LOCALE, PLURAL, ROOT, po_read
 TEMPLATES = sorted((ROOT / "templates").rglob("*.html"))
 #: Modules of pages; those of the API are in test_locale.py.
 MODULES = [
-    *(ROOT / "nodes" / f"{name}.py" for name in ("states", "event_words", "formats", "labels", "views", "templatetags/nebula")),
+    *(
+        ROOT / "nodes" / f"{name}.py"
+        for name in ("states", "event_words", "formats", "labels", "samples_api", "views", "templatetags/nebula")
+    ),
     *(
         ROOT / "jobs" / f"{name}.py"
-        for name in ("asks", "heat", "notices", "overview", "pool_pages", "sooner", "sooner_views", "waiting_page", "templatetags/asks")
+        for name in (
+            "asks",
+            "curves",
+            "heat",
+            "notices",
+            "overview",
+            "pool_pages",
+            "sooner",
+            "sooner_views",
+            "waiting_page",
+            "templatetags/asks",
+        )
     ),
 ]
 CALLS = {"_": 0, "gettext": 0, "gettext_lazy": 0, "gettext_noop": 0, "ngettext": 1, "pgettext": 2, "pgettext_lazy": 2, "npgettext": 3}
