@@ -32,6 +32,7 @@ CHUNK = 256 * 1024
 FIRST_CHUNK = 4 * 1024
 LOOK_S = (0.05, 0.2)
 RETRY_S = (0.2, 10.0)
+TAIL = 64
 CUT = b"\n[nebulagrid] The job cut its output file; it follows from its beginning.\n"
 
 
@@ -50,6 +51,8 @@ class _Track:
     base: int = 0  # where the file's first byte is in the server's log; above 0 once the job has cut the file
     is_cut: bool = False  # the line that says so is to be sent next
     rewinds: int = 0
+    tail: bytes = b""  # the last bytes of the file that the server took: another end in their place is a cut, too
+    mtime_ns: int = 0  # of the file when its tail was last looked at
     ended: bool = False  # nothing more will be written: ship to the end, then tell
     closed: bool = False  # capped, or refused for good: ship no more
     wait_until: float = 0.0  # monotonic; this rank alone waits
@@ -101,6 +104,7 @@ class LogShipper:
                 track.is_cut = track.is_cut or track.base > 0
                 track.offset, track.base, track.sure, track.closed, track.wait_until = 0, 0, False, False, 0.0
                 track.rewinds += 1
+                track.tail = b""
             self._kick()
 
     def offsets(self) -> dict[RankId, int]:
@@ -180,7 +184,7 @@ class LogShipper:
         if rewinds != track.rewinds:
             return True  # an answer of before: the server may hold less by now
         if answer.status in (200, 409):
-            self._take(track, answer, is_line=data is CUT)
+            self._take(track, answer, data)
         elif answer.status in (400, 403, 404, 410, 413):
             log.warning("The control plane takes no output of rank %s: %d %s", track.rank, answer.status, answer.error_text())
             track.closed = True
@@ -190,59 +194,79 @@ class LogShipper:
 
     def _next(self, track: _Track) -> bytes:
         """What to send now: the line about a cut, or the next chunk of the file; empty = nothing."""
-        size = self._size(track)
-        if size is not None and size < track.offset - track.base:
+        if self._was_cut(track):
             track.is_cut = track.sure = True
         # An unsure server is asked first where its log ends: the line must stand there.
         return CUT if track.is_cut and track.sure else self._read(track)
 
-    def _take(self, track: _Track, answer: Answer, *, is_line: bool) -> None:
+    def _was_cut(self, track: _Track) -> bool:
+        """Whether the file is shorter than what was sent of it, or has grown anew to that length or beyond."""
+        found = self._stat(track)
+        if found is None:
+            return False
+        at = track.offset - track.base
+        if found.st_size < at:
+            return True
+        if not track.tail or (found.st_size == at and found.st_mtime_ns == track.mtime_ns):
+            return False
+        track.mtime_ns = found.st_mtime_ns
+        return self._bytes(track, len(track.tail), at - len(track.tail)) not in (track.tail, None)
+
+    def _take(self, track: _Track, answer: Answer, sent: bytes) -> None:
+        is_line = sent is CUT
         try:
             told = LogAnswer.from_json(answer.json())
         except (ValueError, ProtocolError) as error:
             raise _Later(None) from error
         # The line went in, now or with an earlier try whose answer was lost.
         if is_line and told.length == track.offset + len(CUT):
-            track.base, track.is_cut = told.length, False
+            track.base, track.is_cut, track.tail = told.length, False, b""
         elif answer.status == 409:
-            size = self._size(track)
+            found = self._stat(track)
             if told.length == track.offset:
                 raise _Later(None)  # it refused the offset that it asks for: don't run in circles
-            if size is None:
+            if found is None:
                 log.warning("The output file of rank %s is gone; shipping ends at %d bytes.", track.rank, told.length)
                 track.closed = True
-            elif told.length > track.base + size:
+            elif told.length > track.base + found.st_size:
                 # This agent has started anew since: where the file was cut is forgotten. Rather twice than never.
                 track.is_cut = True
         elif track.is_cut and not is_line:
             track.is_cut = False  # it had nothing at all: the file stands there from its first byte on
+        is_whole = answer.status == 200 and not is_line and told.length == track.offset + len(sent)
+        track.tail = (track.tail + sent)[-TAIL:] if is_whole else b""
         track.offset, track.sure = told.length, True
         if told.capped:
             log.info("The control plane keeps no more of the output of rank %s (%d bytes).", track.rank, told.length)
             track.closed = True
 
     @staticmethod
-    def _size(track: _Track) -> int | None:
+    def _stat(track: _Track) -> os.stat_result | None:
         """None as well for what is no file: the job can put a link, a pipe or a folder in its place."""
         try:
             found = os.lstat(track.path)
         except OSError:
             return None
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return found if stat.S_ISREG(found.st_mode) else None
 
     def _read(self, track: _Track) -> bytes:
         """The next chunk, empty at the end of the file or when it is gone."""
-        at = track.offset - track.base
-        if (self._size(track) or 0) <= at:
+        found, at = self._stat(track), track.offset - track.base
+        if found is None or found.st_size <= at:
             return b""
+        return self._bytes(track, CHUNK if track.sure else FIRST_CHUNK, at) or b""
+
+    @staticmethod
+    def _bytes(track: _Track, length: int, at: int) -> bytes | None:
+        """None when it can't be read."""
         try:
             fd = os.open(track.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 log.warning("The output of rank %s cannot be read: %s", track.rank, error)
-            return b""
+            return None
         try:
-            return os.pread(fd, CHUNK if track.sure else FIRST_CHUNK, at)
+            return os.pread(fd, length, at)
         finally:
             os.close(fd)
 

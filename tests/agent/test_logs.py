@@ -208,6 +208,17 @@ def test_what_a_job_writes_after_it_cut_its_file_follows_behind_a_line_that_says
     assert ship.ended("1.1.0") == len(whole)  # what the server holds, though the file has one byte
 
 
+@pytest.mark.parametrize("after", [b"abcdefghij", b"abcdefghij and more"], ids=["as long", "longer"])
+def test_a_cut_shows_though_the_file_has_grown_again_before_anybody_looked(ship: Shipping, after: bytes) -> None:
+    ship.write("1.1.0", b"0123456789")
+    ship.track("1.1.0")
+    ship.shipped("1.1.0", b"0123456789")
+    ship.path("1.1.0").write_bytes(after)  # in one go, as far as the shipper can see
+    ship.shipped("1.1.0", b"0123456789" + CUT + after)
+    ship.write("1.1.0", b"!")
+    ship.shipped("1.1.0", b"0123456789" + CUT + after + b"!")
+
+
 def test_a_cut_is_told_once_though_the_answer_was_lost(ship: Shipping) -> None:
     ship.write("1.1.0", b"0123456789")
     ship.track("1.1.0")
