@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -179,6 +180,31 @@ def test_a_driver_that_does_not_open_is_told_and_looked_at_again(
     machine.unsay("init")
     wait_until(lambda: reader.sample().error is None, "NVML opened")
     assert reader.samples[-1].status[0].used_mib == 700
+
+
+def test_after_an_upgrade_of_the_driver_the_new_library_is_loaded_by_the_same_child(
+    machine: Machine, library: Path, tmp_path: Path, make: Callable[..., ChildProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library stays loaded for the life of a process: the child has to become a new program."""
+    lib = tmp_path / "lib"
+    lib.mkdir()
+    for version in ("570.86.10", "580.65.06"):
+        shutil.copy(library, lib / f"libnvidia-ml.so.{version}")
+    name = lib / "libnvidia-ml.so.1"
+    name.symlink_to("libnvidia-ml.so.570.86.10")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(lib))
+    machine.card()
+    machine.say("init 18")
+    code = "import agent.probe_child as p; p.REOPEN_S = 0.05; p.child_main('nvml')"
+    reader = Reader(make(argv=[sys.executable, "-P", "-c", code]))
+    assert reader.sample().error_kind == "driver_mismatch"
+    child = reader.probe.child_pid
+    name.unlink()
+    name.symlink_to("libnvidia-ml.so.580.65.06")
+    machine.unsay("init")
+    wait_until(lambda: reader.sample().error is None, "NVML opened")
+    assert reader.probe.child_pid == child  # nothing was started
+    assert "libnvidia-ml.so.580.65.06" in Path(f"/proc/{child}/maps").read_text()
 
 
 def test_it_starts_without_cards_and_picks_up_two(machine: Machine, make: Callable[..., ChildProbe]) -> None:

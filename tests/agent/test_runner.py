@@ -16,7 +16,7 @@ from agent import runner as runner_module
 from agent.backends.simulated import SimulatedBackend
 from agent.config import Config
 from agent.http import HttpClient, authorization, endpoint_parse
-from agent.probe import InlineProbe
+from agent.probe import ChildProbe, InlineProbe, Probe
 from agent.processes import RankState
 from agent.protocol import AgentEvent, Desired, ExitInfo, GpuGrant, GpuInfo, GpuStatus, Observed, SyncRequest
 from agent.runner import EXIT_SESSION_REFUSED, Runner
@@ -24,6 +24,7 @@ from agent.store import Store
 from agent.testing import Failure, FakeControlPlane
 from agent.testing_ranks import FakeProcesses
 from agent.ws import Listener
+from tests.agent.nvml_lab import HEALTHY, Machine, library_build
 
 CARD = {"uuid": "GPU-a", "model": "Simulated RTX 4090", "total_mib": 24564, "metrics": {"util_pct": 0}}
 WHOLE = (GpuGrant(uuid="GPU-a", mib=24564, exclusive=True),)
@@ -32,8 +33,8 @@ WHOLE = (GpuGrant(uuid="GPU-a", mib=24564, exclusive=True),)
 class Node:
     """An agent's loop in a thread, its processes played by the test."""
 
-    def __init__(self, plane: FakeControlPlane, folder: Path, *, give_up_s: float = 60.0) -> None:
-        self.plane, self.folder, self.give_up_s = plane, folder, give_up_s
+    def __init__(self, plane: FakeControlPlane, folder: Path, *, give_up_s: float = 60.0, probe: Probe | None = None) -> None:
+        self.plane, self.folder, self.give_up_s, self.probe = plane, folder, give_up_s, probe
         self.data = folder / "data"
         self.data.mkdir(exist_ok=True)
         self.scenario = folder / "scenario.json"
@@ -70,7 +71,7 @@ class Node:
                 boot_id="boot-1",
                 store=store,
                 processes=self.ranks,
-                probe=InlineProbe(SimulatedBackend(self.scenario)),
+                probe=self.probe or InlineProbe(SimulatedBackend(self.scenario)),
                 connect=lambda: HttpClient(endpoint, authorization=auth),
                 listener=lambda wake: Listener(endpoint, authorization=auth, wake=wake),
                 give_up_s=self.give_up_s,
@@ -575,6 +576,27 @@ def test_cards_that_hang_leave_every_sync_on_time(
     node.cards(CARD)
     plane.wait(lambda: plane.syncs[-1].gpus[0].error is None)
     assert [e.kind for e in plane.events.values()] == ["unresponsive", "responsive"]
+
+
+def test_a_driver_stuck_for_ten_minutes_in_one_call_leaves_every_heartbeat_on_time(
+    make: Callable[..., Node], plane: FakeControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path / "nvml")
+    uuids = [machine.card(**HEALTHY) for _ in range(8)]
+    monkeypatch.setenv("NEBULA_NVML_STATE", str(machine.path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library_build(tmp_path).parent))
+    make(probe=ChildProbe("nvml", deadline_s=0.3)).online()
+    plane.wait(lambda: [s.used_mib for s in plane.syncs[-1].gpus] == [700] * 8)
+    assert {h.uuid for sync in plane.syncs for h in sync.health} == set(uuids)
+    machine.say("hang nvmlDeviceGetFanSpeed 600000")
+    plane.wait(lambda: [s.error for s in plane.syncs[-1].gpus] == ["unresponsive"] * 8)
+    slowest = 0.0
+    for _ in range(20):
+        count, began = len(plane.syncs), time.monotonic()
+        plane.wait(lambda count=count: len(plane.syncs) > count)
+        slowest = max(slowest, time.monotonic() - began)
+    assert slowest < 2.0  # they come every 0.05 s; the rest is for a machine that is busy
+    assert [g.uuid for g in plane.inventory.gpus] == uuids if plane.inventory else False  # not taken for gone
 
 
 def test_the_report_of_eight_busy_cards_is_under_two_kilobytes() -> None:
