@@ -19,7 +19,7 @@ from nodes.formats import gib
 from nodes.models import Gpu, GpuState, Node, NodeState
 from nodes.selectors import pool_notices
 from nodes.states import look
-from nodes.wording import notice_text
+from nodes.wording import cordon_text, notice_text
 
 SHOWN = 8
 CARDS_READ = 200
@@ -66,7 +66,7 @@ def _nodes() -> list[Notice]:
     shown = look("node", "CORDONED")
     for node in Node.objects.filter(cordoned=True).exclude(state=NodeState.RETIRED).order_by("name")[:SHOWN]:
         title = _("%(node)s takes no new work") % {"node": node.name}
-        found.append(Notice(tone=shown.tone, icon=shown.icon, title=title, text=node.cordon_reason, url=_node_url(node)))
+        found.append(Notice(tone=shown.tone, icon=shown.icon, title=title, text=cordon_text(node.cordon_reason), url=_node_url(node)))
     return found
 
 

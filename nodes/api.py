@@ -39,8 +39,8 @@ def _gpus_of(nodes: list[Node]) -> list[Gpu]:
 
 def nodes_json(nodes: list[Node]) -> list[dict[str, Any]]:
     """Nodes loaded with ``prefetch_related("gpus")``. One round trip to Redis, no query."""
-    latest = telemetry.gpus_latest(_gpus_of(nodes))
-    return [node_json(node, list(node.gpus.all()), latest) for node in nodes]
+    latest, health = telemetry.gpus_latest(_gpus_of(nodes)), telemetry.gpus_health(_gpus_of(nodes))
+    return [node_json(node, list(node.gpus.all()), latest, health) for node in nodes]
 
 
 def node_find(name: str) -> Node:
@@ -198,5 +198,5 @@ class GpuListView(generics.GenericAPIView[Gpu]):
     )
     def get(self, request: Request) -> Response:
         page = list(self.paginate_queryset(self.get_queryset()) or [])
-        latest = telemetry.gpus_latest(page)
-        return self.get_paginated_response([gpu_json(gpu, latest.get(gpu.pk)) for gpu in page])
+        latest, health = telemetry.gpus_latest(page), telemetry.gpus_health(page)
+        return self.get_paginated_response([gpu_json(gpu, latest.get(gpu.pk), health.get(gpu.pk)) for gpu in page])

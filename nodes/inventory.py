@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 #: Sizes that makers print on the box, in GiB (D1).
 BOX_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)
 NOT_SEEN = "not_seen"
+#: Advice that keeps new work from a node while it lasts: programs that start now would fail, those that run go on. It is
+#: also the reason of that cordon, put into words at the edge (nodes/wording.py).
+CORDONING = "driver_mismatch"
 #: A card may leave a node of these states: it is not there any more, or nobody says that it is.
 SILENT = (NodeState.UNKNOWN, NodeState.DOWN, NodeState.RETIRED, NodeState.ENROLLING)
 
@@ -47,6 +50,7 @@ def inventory_apply(*, node: Node, inventory: Inventory, now: datetime) -> bool:
     Returns False if something could not be taken over yet (a card is still held on another node): ask again later.
     """
     _facts_apply(node, inventory)
+    _cordon_apply(node)
     is_settled, cards = _gpus_apply(node, inventory, now=now)
     _links_apply(node, inventory, cards)
     return is_settled
@@ -70,6 +74,27 @@ def _facts_apply(node: Node, inventory: Inventory) -> None:
     if changed:
         Node.objects.filter(pk=node.pk).update(**changed)
         for name, value in changed.items():
+            setattr(node, name, value)
+
+
+def _cordon_apply(node: Node) -> None:
+    """Cordon a node whose driver no longer fits its library, and end that cordon, and no other, when it fits again.
+
+    Compare-and-swap: an admin's cordon stays as it is, and so does a node that an admin resumed in spite of the advice,
+    until the agent tells something new.
+    """
+    if CORDONING in node.advice:
+        found = Node.objects.filter(pk=node.pk, cordoned=False)
+        changes: dict[str, Any] = {"cordoned": True, "cordon_reason": CORDONING, "cordoned_by": None, "cordoned_until": None}
+    else:
+        found = Node.objects.filter(pk=node.pk, cordoned=True, cordon_reason=CORDONING, cordoned_by=None)
+        changes = {"cordoned": False, "cordon_reason": "", "cordoned_until": None}
+    # Most inventories change nothing here, and then nothing is written.
+    if node.cordoned != changes["cordoned"] and found.update(**changes):
+        log.warning(
+            "node %s: %s", node.name, "cordoned, its driver and library differ" if changes["cordoned"] else "resumed, its driver fits"
+        )
+        for name, value in changes.items():
             setattr(node, name, value)
 
 

@@ -12,7 +12,7 @@ from rest_framework import serializers
 
 from nodes.models import AgentCommand, Gpu, GpuState, Node, NodeState
 from nodes.pool import gpu_use
-from nodes.wording import advice_text
+from nodes.wording import advice_text, cordon_text
 
 
 def uuid_short(uuid: str) -> str:
@@ -26,8 +26,11 @@ def _iso(at: Any) -> str | None:
     return at.isoformat().replace("+00:00", "Z") if at is not None else None
 
 
-def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
-    """``gpu`` with its node loaded. What the hardware does not tell is null, never 0; so is all of a node that is silent."""
+def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None, health: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """``gpu`` with its node loaded. What the hardware does not tell is null, never 0; so is all of a node that is silent.
+
+    ``health``: its slow facts (docs/hardware.md).
+    """
     known = status or {}
     sampled = known.get("sampled_at")
     util = known.get("util_pct")
@@ -56,6 +59,9 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
         "temp_c": known.get("temp_c"),
         "power_w": known.get("power_w"),
         "foreign_mib": known.get("foreign_mib"),
+        "throttle": known.get("throttle"),
+        "error": known.get("error"),
+        "health": dict(health) if health is not None else None,
         "sampled_at": _iso(datetime.fromtimestamp(sampled, UTC)) if sampled is not None else None,
         "stale": bool(known.get("stale", True)),
         # A card whose use nobody can read is not called idle.
@@ -63,14 +69,16 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def node_json(node: Node, gpus: Sequence[Gpu], latest: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """``latest``: card id → status. load_pct is the mean GPU utilisation of the cards that tell it."""
+def node_json(
+    node: Node, gpus: Sequence[Gpu], latest: Mapping[int, Mapping[str, Any]], health: Mapping[int, Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """``latest`` and ``health``: card id → status, → slow facts. load_pct is the mean GPU utilisation of the cards that tell it."""
     told = [status["util_pct"] for gpu in gpus if (status := latest.get(gpu.pk)) and status.get("util_pct") is not None]
     return {
         "name": node.name,
         "state": node.state,
         "cordoned": node.cordoned,
-        "cordon_reason": node.cordon_reason,
+        "cordon_reason": cordon_text(node.cordon_reason),
         "cordoned_until": _iso(node.cordoned_until),
         "simulated": node.is_simulated,
         "hostname": node.hostname,
@@ -85,7 +93,7 @@ def node_json(node: Node, gpus: Sequence[Gpu], latest: Mapping[int, Mapping[str,
         "last_seen_at": _iso(node.last_seen_at),
         "advice": [{"code": str(code), "text": advice_text(str(code))} for code in node.advice],
         "load_pct": round(sum(told) / len(told)) if told else None,
-        "gpus": [gpu_json(gpu, latest.get(gpu.pk)) for gpu in gpus],
+        "gpus": [gpu_json(gpu, latest.get(gpu.pk), (health or {}).get(gpu.pk)) for gpu in gpus],
     }
 
 
@@ -191,6 +199,13 @@ class GpuSchema(serializers.Serializer[Any]):
     temp_c = serializers.IntegerField(allow_null=True)
     power_w = serializers.IntegerField(allow_null=True)
     foreign_mib = serializers.IntegerField(allow_null=True, help_text="Memory of processes that belong to no job.")
+    throttle = serializers.ListField(
+        child=serializers.CharField(), allow_null=True, help_text="What holds the clocks down now; empty: nothing does."
+    )
+    error = serializers.CharField(allow_null=True, help_text="Why the card tells no figures: lost, unresponsive, …")
+    health = serializers.DictField(
+        allow_null=True, help_text="Error counts, link, limits: what changes slowly; fields that are not told are left out."
+    )
     sampled_at = serializers.DateTimeField(allow_null=True)
     stale = serializers.BooleanField()
     is_idle = serializers.BooleanField(help_text="False also where the use can't be read.")

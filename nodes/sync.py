@@ -106,6 +106,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
         statuses=sync.gpus,
         host=sync.host,
         processes=sync.processes,
+        health=sync.health,
     )
     return NodeSync(
         accepted=True,

@@ -3,6 +3,7 @@
 Keys, all of ``settings.LIVE_REDIS_URL``:
   nebula:seen          hash  node id → "<unix time> <session> <seq>": the last sync that was accepted
   nebula:watch         hash  checked_at, epoch: when liveness was checked last, and since when it has been watching
+  nebula:health:<node> hash  card UUID → JSON of its slow facts with told_at, gone after 15 min
   nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}, "host": {…} or absent}, gone after 60 s
   nebula:procs:<node>  JSON  {"at": unix time, "processes": [{uuid, pid, …}]}: the last list of processes on its cards, gone after 120 s
 
@@ -27,7 +28,7 @@ from django.conf import settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from agent.protocol import GpuProcess, GpuStatus, HostStatus
+from agent.protocol import GpuHealth, GpuProcess, GpuStatus, HostStatus
 from nodes.models import Gpu
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ T = TypeVar("T")
 SEEN_KEY = "nebula:seen"
 WATCH_KEY = "nebula:watch"
 STATUS_TTL_S = 60
+CARDS_MAX = 1024  # of a sync
+HEALTH_TTL_S = 900  # they come every five minutes at least
 PROCESSES_TTL_S = 120
 #: More processes on the cards of one node are not kept: it is no list that anybody reads.
 PROCESSES_MAX = 512
@@ -140,8 +143,10 @@ def sync_store(
     statuses: Iterable[GpuStatus],
     host: HostStatus | None = None,
     processes: Sequence[GpuProcess] | None = None,
+    health: Sequence[GpuHealth] = (),
 ) -> None:
-    """Keep that the node was heard of at ``at`` (Unix time) and what it is like; ``processes`` None = not listed this time.
+    """Keep that the node was heard of at ``at`` (Unix time) and what it is like; ``processes`` None = not listed this time,
+    ``health``: the slow facts of the cards where they are told this time.
 
     One round trip, no SQL.
     """
@@ -156,6 +161,10 @@ def sync_store(
         if processes is not None:
             listed = {"at": at, "processes": [process.to_json() for process in processes[:PROCESSES_MAX]]}
             pipe.set(_processes_key(node_id), json.dumps(listed, separators=(",", ":")), ex=PROCESSES_TTL_S)
+        if health:
+            # Field by field: a sync tells of the cards where something changed, and all of them every five minutes.
+            pipe.hset(_health_key(node_id), mapping={facts.uuid: json.dumps(_health_json(facts, at)) for facts in health[:CARDS_MAX]})
+            pipe.expire(_health_key(node_id), HEALTH_TTL_S)
         pipe.execute()
 
     ask(write, None)
@@ -163,10 +172,8 @@ def sync_store(
 
 def node_forget(node_id: int) -> None:
     """Drop what is kept of a node that left."""
-    ask(
-        lambda c: c.pipeline(transaction=False).hdel(SEEN_KEY, str(node_id)).delete(_gpus_key(node_id), _processes_key(node_id)).execute(),
-        [],
-    )
+    keys = (_gpus_key(node_id), _processes_key(node_id), _health_key(node_id))
+    ask(lambda c: c.pipeline(transaction=False).hdel(SEEN_KEY, str(node_id)).delete(*keys).execute(), [])
 
 
 def watch_read() -> tuple[dict[int, Seen], Watch] | None:
@@ -220,6 +227,28 @@ def nodes_latest(node_ids: Iterable[int]) -> dict[int, Latest]:
     return found
 
 
+def gpus_health(gpus: Iterable[Gpu]) -> dict[int, dict[str, Any]]:
+    """Gpu id → its slow facts (the fields of ``GpuHealth`` that it tells) and ``told_at`` (Unix time), in one round trip;
+    cards that told none in the last 15 minutes are left out."""
+    rows = [(gpu.pk, gpu.node_id, gpu.uuid) for gpu in gpus]
+    nodes = list(dict.fromkeys(node_id for _, node_id, _ in rows))
+
+    def read(c: redis.Redis) -> list[Any]:
+        pipe = c.pipeline(transaction=False)
+        for node_id in nodes:
+            pipe.hgetall(_health_key(node_id))
+        return pipe.execute()
+
+    told = dict(zip(nodes, ask(read, []), strict=False)) if nodes else {}
+    found: dict[int, dict[str, Any]] = {}
+    for pk, node_id, uuid in rows:
+        with contextlib.suppress(ValueError, TypeError):
+            facts = json.loads((told.get(node_id) or {}).get(uuid, ""))
+            if time.time() - facts["told_at"] < HEALTH_TTL_S:
+                found[pk] = facts
+    return found
+
+
 def nodes_processes(node_ids: Iterable[int]) -> dict[int, tuple[float, list[dict[str, Any]]]]:
     """Node id → when its processes on cards were listed last (Unix time) and the list, each with the fields of ``GpuProcess``
     that were told. One round trip; nodes without a list in the last two minutes are left out."""
@@ -262,6 +291,16 @@ def _gpu_names(ids: list[int]) -> list[tuple[int, int, str]]:
         query = query.filter(pk__in=ids)
     wanted = set(ids)
     return [row for row in query.values_list("pk", "node_id", "uuid") if row[0] in wanted]
+
+
+def _health_key(node_id: int) -> str:
+    return f"nebula:health:{node_id}"
+
+
+def _health_json(health: GpuHealth, at: float) -> dict[str, Any]:
+    found = health.to_json()
+    found.pop("uuid", None)
+    return {**found, "told_at": round(at, 3)}
 
 
 def _gpus_key(node_id: int) -> str:

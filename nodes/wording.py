@@ -55,6 +55,11 @@ def advice_text(code: str) -> str:
     return str(text) if text is not None else code
 
 
+def cordon_text(reason: str) -> str:
+    """Why a node takes no new work: an admin's own words as they are, our codes in the reader's language."""
+    return advice_text(reason)
+
+
 NOTICES = {
     "fencing_frozen": gettext_lazy(
         "%(unknown)s of %(watched)s nodes are silent. Nothing is called lost until they are back; jobs that run there are kept."

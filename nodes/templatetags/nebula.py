@@ -22,6 +22,7 @@ from django.utils.translation import gettext as _
 
 from nodes import formats, icons, states
 from nodes.event_words import state_reason_text
+from nodes.wording import cordon_text
 
 log = logging.getLogger(__name__)
 register = template.Library()
@@ -39,6 +40,7 @@ for _function in (
 ):
     register.filter(_function.__name__, _function)
 register.filter("state_reason", state_reason_text)
+register.filter("cordon_reason", cordon_text)
 register.simple_tag(formats.gib_of)
 DAY_S = 86_400
 
