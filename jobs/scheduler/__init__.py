@@ -8,7 +8,7 @@ from jobs.scheduler.need import nominal_mib, request_error
 from jobs.scheduler.never import never_reason
 from jobs.scheduler.plan import plan
 from jobs.scheduler.predict import Finished, History
-from jobs.scheduler.simulate import Arrival, Started, Trace, simulate
+from jobs.scheduler.simulate import Arrival, Drain, Started, Trace, simulate
 from jobs.scheduler.types import (
     Gpu,
     Grant,
@@ -33,6 +33,7 @@ __all__ = [
     "Alternative",
     "Arrival",
     "Budget",
+    "Drain",
     "Estimate",
     "Finished",
     "Gpu",

@@ -42,6 +42,15 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """A node that takes no new work for a while; what runs there runs on."""
+
+    node: int
+    begin: float
+    end: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """What came of it: runs in the order of their starts, and the jobs that never started. ``is_cut``: it was stopped while there
     was more to come, so what waits starts no sooner than ``finished_at``."""
@@ -64,15 +73,20 @@ def simulate(
     stop_after: int | None = None,
     most_passes: int | None = None,
     watch: Callable[[float, int], bool | None] | None = None,
+    drains: Iterable[Drain] = (),
 ) -> Trace:
     """Run the arrivals on the cluster until all have ended, or nothing more can happen.
 
     ``cluster``: the nodes, what runs and is taken at ``cluster.now``, and the weights then; its ``jobs`` are not looked at.
     ``history``: what is known of earlier jobs; it is added to. ``ends``: when jobs of ``cluster.running`` end; without one it
     is the pass's own estimate. ``stop_after``: stop as soon as this job has started; ``most_passes``: stop after so many passes.
-    ``watch`` is told, at each event, the simulated time and how many jobs have come: for showing how far it is. True = stop there.
+    ``drains``: nodes that take no new work for a while. ``watch`` is told, at each event, the simulated time and how many jobs
+    have come: for showing how far it is. True = stop there.
     """
-    return _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}).run(stop_after, most_passes, watch)
+    simulation = _Simulation(arrivals, cluster, policy, history=history, ends=ends or {})
+    turns = [turn for drain in drains for turn in ((drain.begin, drain.node, False), (drain.end, drain.node, True))]
+    simulation.changes = sorted(turn for turn in turns if turn[0] < math.inf)
+    return simulation.run(stop_after, most_passes, watch)
 
 
 class _Simulation:
@@ -91,10 +105,12 @@ class _Simulation:
         self.ending: list[tuple[float, int]] = []
         self.runs: list[Started] = []
         self.passes = 0
+        self.changes: list[tuple[float, int, bool]] = []  # (when, node, whether it takes work from then on)
         self.totals = {gpu.id: gpu.total_mib or 0 for node in cluster.nodes for gpu in node.gpus}
-        self.free_mib = sum(gpu.total_mib or 0 for node in cluster.nodes if node.takes_work for gpu in node.gpus if gpu.is_schedulable)
-        self.open_ids = {gpu.id for node in cluster.nodes if node.takes_work for gpu in node.gpus if gpu.is_schedulable}
+        self.free_mib = 0
+        self.open_ids: set[int] = set()
         self.hosts = _Hosts(cluster)
+        self._open()
         self.usage, self.project_usage = Usage(policy), Usage(policy)
         self.base, self.project_base = _Fading(cluster.usage, policy, self.now), _Fading(cluster.project_usage, policy, self.now)
         self.idle_slices = self._begin(ends)
@@ -127,6 +143,17 @@ class _Simulation:
             self._hold(run, 1.0)
         return tuple(loose)
 
+    def _open(self) -> None:
+        """Which cards take work now, and how much is free on them."""
+        self.open_ids = {gpu.id for node in self.hosts.nodes if node.takes_work for gpu in node.gpus if gpu.is_schedulable}
+        self.free_mib = sum(self.totals[gpu] for gpu in self.open_ids)
+
+    def _change(self, node: int, takes_work: bool) -> None:
+        self.hosts.turn(node, takes_work)
+        self._open()
+        for part in (*self.idle_slices, *(part for parts in self.slices.values() for part in parts)):
+            self._use(part, 1)
+
     def _use(self, part: Slice, sign: int) -> None:
         if part.gpu in self.open_ids:
             self.free_mib -= sign * (self.totals[part.gpu] if part.exclusive else part.mib)
@@ -140,18 +167,22 @@ class _Simulation:
         self.project_usage.hold(run.project, sign * cards, self.now)
 
     def run(self, stop_after: int | None, most_passes: int | None, watch: Callable[[float, int], bool | None] | None) -> Trace:
-        at, arrivals = 0, self.arrivals
+        at, arrivals, turned, changes = 0, self.arrivals, 0, self.changes
         is_cut = False
         while True:
             # 1. The next moment at which anything happens; all that happens then is one event.
             next_end = self.ending[0][0] if self.ending else math.inf
             next_in = arrivals[at].job.submitted if at < len(arrivals) else math.inf
-            moment = min(next_end, max(next_in, self.now))
+            next_change = changes[turned][0] if turned < len(changes) else math.inf
+            moment = min(next_end, max(min(next_in, next_change), self.now))
             if moment == math.inf:
                 break
             self.now = moment
             while self.ending and self.ending[0][0] <= moment:
                 self._end(heapq.heappop(self.ending)[1])
+            while turned < len(changes) and changes[turned][0] <= moment:
+                self._change(*changes[turned][1:])
+                turned += 1
             while at < len(arrivals) and arrivals[at].job.submitted <= moment:
                 self._come(arrivals[at])
                 at += 1
@@ -164,7 +195,7 @@ class _Simulation:
             if stop_after is not None and stop_after in self.running:
                 break
             if most_passes is not None and self.passes >= most_passes:
-                is_cut = bool(self.ending) or at < len(arrivals)
+                is_cut = bool(self.ending) or at < len(arrivals) or turned < len(changes)
                 break
         return Trace(
             runs=tuple(self.runs),
@@ -264,6 +295,11 @@ class _Hosts:
             there = sorted({place[part.gpu] for part in run.slices if part.gpu in place})
             if run.request is not None and _is_on_host(run.request) and there:
                 self._live[run.job] = (run.request, there)
+
+    def turn(self, number: int, takes_work: bool) -> None:
+        """A node is drained, or takes work again."""
+        self._by_id[number] = replace(self._by_id[number], takes_work=takes_work, refusal=None if takes_work else "cordoned")
+        self.nodes = tuple(self._by_id.values())
 
     def enter(self, job: int, request: Request, nodes: list[int]) -> None:
         if _is_on_host(request):

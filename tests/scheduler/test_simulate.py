@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jobs.scheduler import (
     Arrival,
+    Drain,
     Gpu,
     Grant,
     Job,
@@ -348,3 +349,30 @@ def test_another_model_is_an_alternative() -> None:
     case = Case().node("a", model="H100").node("b", model="A100").taken("a:0", limit_s=50_000).job(request={"model": "H100"})
     found = list(alternatives(case.snapshot(), 1, case.policy))
     assert [(item.request.model, item.p50) for item in found] == [("A100", 1_000.0)]
+
+
+# --- drained nodes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_node_takes_no_work_until_it_is_back_and_what_runs_there_runs_on() -> None:
+    jobs = [Arrival(job=Job(id=number, request=Request(), submitted=10.0 * number), seconds=100.0) for number in range(1, 5)]
+    drain = Drain(node=1, begin=15.0, end=500.0)
+    trace = simulate(jobs, cluster(1), Policy(), drains=iter([drain]))
+    assert [(run.job, run.start) for run in trace.runs[:2]] == [(1, 10.0), (2, 500.0)]
+    assert trace.runs[0].end == 110.0
+    assert trace.waiting == ()
+
+
+def test_a_node_that_is_drained_for_good_leaves_its_jobs_waiting() -> None:
+    jobs = [Arrival(job=Job(id=1, request=Request(gpu_count=2), submitted=5.0), seconds=10.0)]
+    trace = simulate(jobs, cluster(2, 1), Policy(), drains=[Drain(node=1, begin=0.0)])
+    assert trace.waiting == (1,)
+    assert not trace.is_cut
+
+
+def test_jobs_without_a_card_are_no_past_use() -> None:
+    many = [Arrival(job=Job(id=number, request=Request(gpu_count=0), user=1, submitted=1.0), seconds=1.0) for number in range(2, 60)]
+    filler = Arrival(job=Job(id=1, request=Request(), user=3, submitted=0.0), seconds=100.0)
+    two = [Arrival(job=Job(id=60 + user, request=Request(), user=user, submitted=50.0 + user), seconds=10.0) for user in (1, 2)]
+    trace = simulate([filler, *many, *two], cluster(1), Policy())
+    assert [run.job for run in trace.runs if run.job > 60] == [61, 62], "of two owners who used no card the first to come is first"
