@@ -11,6 +11,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from jobs import snapshot
+from jobs.history import runtime_predict
 from jobs.outlooks import iso
 from jobs.refusals import error_text
 from jobs.requests import JobRequest
@@ -130,6 +131,7 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
         time_limit_s=request.time_limit_s,
         queue=request.queue,
         qos=request.qos,
+        predicted_s=runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s),
         **_hold(owner, request),
     )
     view = replace(view, jobs=[*view.jobs, job])

@@ -18,6 +18,7 @@ from jobs.lifecycle import INFRASTRUCTURE, EndReason
 from jobs.models import Job
 from jobs.requests import JobRequest, request_make
 from jobs.scheduler import Finished, History, Request
+from quotas.models import LedgerEntry
 from quotas.sql import fade_sql, moment
 from quotas.usage import Fading, horizon
 
@@ -27,6 +28,7 @@ OWN_ENDS = (EndReason.COMPLETED, EndReason.NONZERO_EXIT, EndReason.TIME_LIMIT)
 NOT_FINISHED = frozenset({*INFRASTRUCTURE, EndReason.CRASH_LIMIT})
 #: So many of the last jobs are learnt from when a process starts; each level of a prediction counts ten.
 LEARN_MOST = 5000
+CHUNK = 1000
 #: An end may be committed so much later than the time it bears.
 LATE_S = 10.0
 #: What comes: of the last so many days, at most so many jobs, told anew so often.
@@ -62,7 +64,7 @@ class Past:
         self._seen: dict[int, datetime] = {}  # what ended after that, and is in it too
 
     def follow(self, now: datetime) -> None:
-        """Takes in what has ended since the last call. One query, two when something has; a few more the first time."""
+        """Takes in what has ended since the last call. One query, three when something has; a few more the first time."""
         late = now - timedelta(seconds=LATE_S)
         if self._since is None:
             self._load(now, late)
@@ -72,10 +74,11 @@ class Past:
         fresh = [pk for pk in rows if pk not in self._seen]
         for fading in (self.users, self.projects):
             fading.move(now.timestamp())
-        for start in range(0, len(fresh), 1000):
-            for row in Job.objects.filter(pk__in=fresh[start : start + 1000]).order_by("ended_at", "pk").values_list(*_ROW):
+        for start in range(0, len(fresh), CHUNK):
+            rows = list(Job.objects.filter(pk__in=fresh[start : start + CHUNK]).order_by("ended_at", "pk").values_list(*_ROW))
+            self._learn(rows)
+            for row in rows:
                 self._seen[row[0]] = row[10]
-                self._learn(row)
                 self._count(row, now.timestamp())
         self._since = max(self._since or late, late)
         if len(self._seen) > 1000 or fresh:
@@ -85,21 +88,28 @@ class Past:
         """All that ended until then: the counts as one aggregate, what is learnt from the last jobs."""
         self._since = until
         rows = Job.objects.filter(ended_at__lte=until, started_at__isnull=False, end_reason__in=OWN_ENDS).order_by("-ended_at", "-pk")
-        for row in reversed(rows.values_list(*_ROW)[:LEARN_MOST]):
-            self._learn(row)
+        last = list(reversed(rows.values_list(*_ROW)[:LEARN_MOST]))
+        for start in range(0, len(last), CHUNK):
+            self._learn(last[start : start + CHUNK])
         for fading in (self.users, self.projects):
             fading.move(now.timestamp())
         for user, project, jobs in _counts(now, until, self.half_life_s):
             self.users.add(user, jobs)
             self.projects.add(project, jobs)
 
-    def _learn(self, row: Sequence[Any]) -> None:
-        _pk, owner, project, name, count, mem, nodes, constraints, limit, started, ended, reason = row
-        if reason not in OWN_ENDS:
+    def _learn(self, rows: Sequence[Sequence[Any]]) -> None:
+        """One query: the charges know when a program ended, also where nobody was told at that time."""
+        own = [row for row in rows if row[-1] in OWN_ENDS]
+        if not own:
             return
-        request = request_make(count, mem, nodes, constraints)
-        seconds = (ended - started).total_seconds()
-        self.history.add(Finished(user=owner, project=project, name=name, request=request, time_limit_s=limit, seconds=seconds))
+        left = dict(LedgerEntry.objects.filter(job_id__in=[row[0] for row in own]).values_list("job_id").annotate(last=Max("ended_at")))
+        for pk, owner, project, name, count, mem, nodes, constraints, limit, started, ended, _reason in own:
+            request = request_make(count, mem, nodes, constraints)
+            at = left.get(pk, ended)
+            seconds = (min(at, ended) if at > started else ended) - started
+            self.history.add(
+                Finished(user=owner, project=project, name=name, request=request, time_limit_s=limit, seconds=seconds.total_seconds())
+            )
 
     def _count(self, row: Sequence[Any], at: float) -> None:
         _pk, owner, project, _name, cards, *_more, ended, reason = row
@@ -173,7 +183,7 @@ class Lately:
 
 
 def lately_read(*, now: datetime, half_life_s: float) -> Lately:
-    """One query, two when a job has ended since the last call; two more every ten minutes."""
+    """One query, three when jobs have ended since the last call; two more every ten minutes."""
     with _lock:
         past = _past_of(half_life_s, now)
         return Lately(users=past.users.amounts(), projects=past.projects.amounts(), mix=past.mix_at(now))

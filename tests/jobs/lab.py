@@ -59,13 +59,13 @@ class Lab:
     ) -> None:
         rank = self.rank(job, index)
         more.setdefault("final_log_offset", logs.log_length(rank.key))
-        signal = more.pop("signal", None)
+        signal, ran_s = more.pop("signal", None), more.pop("ran_s", None)
         self.report(
             job,
             "EXITED",
             index=index,
             released=released,
-            exit=ExitInfo(cause=cause, code=code, signal=signal),
+            exit=ExitInfo(cause=cause, code=code, signal=signal, ran_s=ran_s),
             **more,  # type: ignore[arg-type]
         )
 

@@ -256,3 +256,14 @@ def test_a_snapshot_costs_the_same_whatever_is_in_it(lab: Lab, django_assert_num
             snapshot.build(lab.now)
         counts.append(len(seen.captured_queries))
     assert counts[0] == counts[1]
+
+
+def test_a_runtime_is_what_the_node_says_not_when_we_were_told(lab: Lab) -> None:
+    lab.node("n1", 24564)
+    for _ in range(10):
+        job = lab.submit(name="train", now=lab.now)
+        lab.schedule(lab.now)
+        lab.report(job, "RUNNING")
+        lab.later(50_000)  # the control plane was away
+        lab.exit(job, ran_s=100.0)
+    assert lab.submit(name="train", now=lab.now).predicted_s < 300
