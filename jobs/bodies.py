@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs.clone import clock_of
 from jobs.models import Job
 from jobs.needs import KIND
 from quotas.models import User
@@ -24,7 +25,7 @@ def body_of(job: Job, *, reader: User) -> dict[str, Any]:
         "host_mem": None if host is None else size_text(host),
         "workdir": job.workdir or None,
         "env": dict(job.env) if job.owner_id == reader.pk and job.env else None,
-        "time": job.time_limit_s,
+        "time": None if job.time_limit_s is None else clock_of(job.time_limit_s),
         "project": None if job.project.personal_of_id == job.owner_id else job.project.name,
         "checkpoint": job.checkpoint or None,
         "requeue": None if job.requeue else False,
