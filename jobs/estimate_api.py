@@ -131,7 +131,7 @@ def _alternatives(asked: Asked, first: Estimate | None, body: Mapping[str, Any],
     if asked.forecast.kind != "waits" or asked.view is None or asked.job is None:
         return
     known = first or Estimate(job=asked.job.id, p50=None, p90=None)
-    for option in options(asked.view, asked.job.id, asked.policy, known):
+    for option in options(asked.view, asked.job, asked.policy, known, name=asked.name):
         yield alternative_json(option, body, now=now)
 
 
@@ -168,4 +168,4 @@ def job_options(job: Job, *, now: datetime) -> Iterator[Option]:
     mine = next(one for one in view.jobs if one.id == job.pk)
     if mine.hold not in (None, "cards_exceeded"):
         return iter(())
-    return options(view, job.pk, policy, estimate_of(view, job.pk, policy))
+    return options(view, mine, policy, estimate_of(view, job.pk, policy), name=job.name)

@@ -87,6 +87,7 @@ class Asked:
 
     forecast: Forecast
     policy: Policy
+    name: str
     job: Job | None = None
     view: Snapshot | None = None
 
@@ -102,24 +103,22 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
     wanted = snapshot.request_of(request)
     # 1. What the submit itself would refuse.
     view = snapshot.build(now)
+
+    def out(kind: str, title: str, text: str, code: str, params: Mapping[str, Any] | None = None, **more: Any) -> Asked:
+        told = Forecast(kind=kind, title=title, text=text, code=code, params=params or {}, **more)
+        return Asked(forecast=told, policy=policy, name=request.name)
+
     never = never_reason(wanted, view.nodes, policy)
     if never is not None:
-        text = reason_text(never.code, never.params)
-        fix = _fix(never.params)
-        return Asked(
-            forecast=Forecast(kind="never", title=_("Never fits"), text=text, code=never.code, params=never.params, fix=fix), policy=policy
-        )
+        return out("never", _("Never fits"), reason_text(never.code, never.params), never.code, never.params, fix=_fix(never.params))
     quota = quota_for(owner, now=now)
     of_project = quota_for_project(request.project, now=now)
     for row in (quota, of_project):
         error = refusal_of(row, now=now) if row is not None else None
         if error is not None:
-            text = error_text(error.code, error.params)
-            refused = Forecast(kind="refused", title=_("Would be refused"), text=text, code=error.code, params=error.params)
-            return Asked(forecast=refused, policy=policy)
+            return out("refused", _("Would be refused"), error_text(error.code, error.params), error.code, error.params)
     if request.hold:
-        text = _("It waits until you release it.")
-        return Asked(forecast=Forecast(kind="held", title=_("Would be held"), text=text, code="held"), policy=policy)
+        return out("held", _("Would be held"), _("It waits until you release it."), "held")
     # 2. A pass over the queue with this job in it.
     job = Job(
         id=NEW,
@@ -142,7 +141,8 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
         cards = _cards(view, placed, policy, owner=owner.pk)
         hours = sum(card.share for card in cards) * request.time_limit_s / 3600 if request.time_limit_s and cards else None
         title = _("Starts at once on %(place)s") % {"place": place_text(view, placed)}
-        return Asked(forecast=Forecast(kind="starts", title=title, cards=cards, max_hours=hours, **cost), policy=policy, job=job, view=view)
+        starts = Forecast(kind="starts", title=title, cards=cards, max_hours=hours, **cost)
+        return Asked(forecast=starts, policy=policy, name=request.name, job=job, view=view)
     refusal = next(item for item in decided.refusals if item.job == NEW)
     params = dict(refusal.reason.params)
     if refusal.reason.code in ENDS_WITH_A_JOB:
@@ -157,7 +157,7 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
         position=None if job.hold is not None else refusal.position,
         **cost,
     )
-    return Asked(forecast=waits, policy=policy, job=job, view=view)
+    return Asked(forecast=waits, policy=policy, name=request.name, job=job, view=view)
 
 
 def _hold(owner: User, request: JobRequest) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The jobs' rows are the only truth; nothing else is stored. Each process reads th
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -195,6 +195,18 @@ def runtime_predict(request: JobRequest, *, owner: int, now: datetime, half_life
     with _lock:
         history = _past_of(half_life_s, now).history
         return history.predict(user=owner, project=request.project.pk, name=request.name, request=wanted, time_limit_s=request.time_limit_s)
+
+
+def runtimes_of_requests(
+    requests: Iterable[Request], *, owner: int, project: int, name: str, time_limit_s: int | None, now: datetime, half_life_s: float
+) -> dict[Request, float]:
+    """The same of one owner's jobs of one name that would ask for this or that."""
+    with _lock:
+        history = _past_of(half_life_s, now).history
+        return {
+            wanted: history.predict(user=owner, project=project, name=name, request=wanted, time_limit_s=time_limit_s)
+            for wanted in requests
+        }
 
 
 def runtimes_predict(jobs: Mapping[int, tuple[Any, ...]], *, now: datetime, half_life_s: float) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -11,7 +12,9 @@ from django.utils.translation import ngettext
 
 from jobs.asks import alternatives_text
 from jobs.forecast import place_text
-from jobs.scheduler import Alternative, Estimate, Policy, Request, Snapshot
+from jobs.history import runtimes_of_requests
+from jobs.scheduler import Alternative, Estimate, Job, Policy, Request, Snapshot
+from jobs.scheduler.estimate import candidates
 from jobs.whatif import alternatives_of
 from nodes import formats
 
@@ -28,11 +31,19 @@ class Option:
     changes: Mapping[str, Any]
 
 
-def options(view: Snapshot, job: int, policy: Policy, first: Estimate) -> Iterator[Option]:
-    """Each as soon as it is found; ``first`` is the estimate of the job as it is. Raises EstimatesBusy, KeyError."""
-    asked = next(item.request for item in view.jobs if item.id == job)
-    for found in alternatives_of(view, job, policy, first):
-        yield option_of(view, asked, found)
+def options(view: Snapshot, job: Job, policy: Policy, first: Estimate, *, name: str) -> Iterator[Option]:
+    """Each as soon as it is found; ``first`` is the estimate of the job as it is, ``name`` its name. Raises EstimatesBusy."""
+    predicted = runtimes_of_requests(
+        candidates(job.request, view, policy),
+        owner=job.user,
+        project=job.project,
+        name=name,
+        time_limit_s=job.time_limit_s,
+        now=datetime.fromtimestamp(view.now, tz=UTC),
+        half_life_s=policy.half_life_s,
+    )
+    for found in alternatives_of(view, job.id, policy, first, predicted=predicted):
+        yield option_of(view, job.request, found)
 
 
 def option_of(view: Snapshot, asked: Request, found: Alternative) -> Option:

@@ -104,7 +104,7 @@ def new_sooner(request: HttpRequest) -> HttpResponseBase:
             yield _piece("start", refusals.error_text(error.code, error.params))
             yield _piece("pending", "")
             return
-        yield from _pieces(options(view, job.id, policy, first), job=None, now=now)
+        yield from _pieces(options(view, job, policy, first, name=asked.name), job=None, now=now)
 
     return lines_stream(request, lines())
 

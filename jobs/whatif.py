@@ -8,18 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from django.conf import settings
 
 from jobs.errors import EstimatesBusy
-from jobs.scheduler import Alternative, Budget, Estimate, Policy, Snapshot, estimate_start
+from jobs.scheduler import Alternative, Budget, Estimate, Policy, Request, Snapshot, estimate_start
 from jobs.scheduler.child import Answer, Question, answers
 from jobs.scheduler.estimate import MOST_ALTERNATIVES
 from jobs.scheduler.outlook import QueueOutlook
 
-#: For both simulations of one estimate together.
+#: For the simulations of one estimate; they run side by side.
 BUDGET_S = 2.5
 #: What takes longer is done elsewhere: meanwhile this process could do nothing else.
 INLINE_S = 0.15
@@ -44,9 +44,11 @@ def estimate_of(view: Snapshot, job: int, policy: Policy) -> Estimate:
     raise EstimatesBusy
 
 
-def alternatives_of(view: Snapshot, job: int, policy: Policy, first: Estimate, *, most: int = MOST_ALTERNATIVES) -> Iterator[Alternative]:
+def alternatives_of(
+    view: Snapshot, job: int, policy: Policy, first: Estimate, *, predicted: Mapping[Request, float], most: int = MOST_ALTERNATIVES
+) -> Iterator[Alternative]:
     """What would start sooner, each as soon as it is found. ``first``: what ``estimate_of`` said. Raises EstimatesBusy."""
-    question = Question(snapshot=view, policy=policy, job=job, first=first, most=most, budget_s=BUDGET_S)
+    question = Question(snapshot=view, policy=policy, job=job, first=first, most=most, predicted=predicted, budget_s=BUDGET_S)
     found = answers(question) if len(view.jobs) + len(view.running) <= INLINE_JOBS // 4 else _child(question)
     for answer in found:
         if isinstance(answer, Alternative):

@@ -10,9 +10,9 @@ A simulation that a ``Budget`` ends early tells what it has seen, and of the res
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from jobs.scheduler.need import need_on, nominal_mib, request_error
 from jobs.scheduler.never import never_reason
@@ -40,10 +40,22 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How long an estimate may take: ``seconds`` by ``clock``, half of it for p50."""
+    """How long an estimate may take: ``seconds`` by ``clock``, half of it for p50. With ``aside``, which starts a simulation beside
+    the caller's own work, both have all of it."""
 
     clock: Callable[[], float]
     seconds: float
+    aside: Callable[[Callable[[], Trace]], Aside] | None = None
+
+
+class Aside(Protocol):
+    """A simulation that runs elsewhere."""
+
+    def result(self) -> Trace:
+        """Wait for it."""
+
+    def drop(self) -> None:
+        """It is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +101,7 @@ def _both(
     snapshot: Snapshot, policy: Policy, job: int | None, most_passes: int, budget: Budget | None, horizon: float = math.inf
 ) -> tuple[Trace, Trace]:
     until = math.inf if budget is None else budget.clock() + budget.seconds
-    half = math.inf if budget is None else until - budget.seconds / 2
+    aside = None if budget is None else budget.aside
 
     def run(factor: float, until: float, horizon: float) -> Trace:
         def is_enough(now: float, _come: int) -> bool:
@@ -97,10 +109,16 @@ def _both(
 
         return _run(snapshot, policy, factor, job, most_passes, is_enough)
 
-    early = run(1.0, half, horizon)
+    def late() -> Trace:
+        return run(P90_FACTOR, until, math.inf)
+
+    beside = None if aside is None else aside(late)
+    early = run(1.0, until if budget is None or beside is not None else until - budget.seconds / 2, horizon)
     if job is not None and job not in early.by_job:
+        if beside is not None:
+            beside.drop()
         return early, early  # what does not start with the shorter runtimes is not asked of the longer ones
-    return early, run(P90_FACTOR, until, math.inf)
+    return early, late() if beside is None else beside.result()
 
 
 def _estimate(job: Job, early: Trace, late: Trace) -> Estimate:
@@ -163,11 +181,13 @@ def alternatives(
     most_passes: int = MOST_PASSES,
     budget: Budget | None = None,
     first: Estimate | None = None,
+    predicted: Mapping[Request, float] | None = None,
 ) -> Iterator[Alternative]:
     """What would start sooner, each simulated as if submitted now instead of the job; the nearest to what was asked come first.
 
     Lazy, so that each can be shown as soon as it is found. ``budget`` is for each of them; ``first`` is the job's own estimate,
-    if it is known. Raises KeyError for a job that is not in the snapshot.
+    if it is known; ``predicted``, how long it would run if it asked for something else. Raises KeyError for a job that is not in the
+    snapshot.
     """
     asked = next((item for item in snapshot.jobs if item.id == job), None)
     if asked is None:
@@ -180,7 +200,14 @@ def alternatives(
         return
     found = 0
     for request in candidates(asked.request, snapshot, policy):
-        changed = replace(asked, request=request, submitted=snapshot.now, avoid_nodes=frozenset(), **_hold(asked, request))
+        changed = replace(
+            asked,
+            request=request,
+            submitted=snapshot.now,
+            avoid_nodes=frozenset(),
+            predicted_s=(predicted or {}).get(request, asked.predicted_s),
+            **_hold(asked, request),
+        )
         other = replace(snapshot, jobs=[changed if item.id == job else item for item in snapshot.jobs])
         there = estimate_start(other, job, policy, most_passes=most_passes, budget=budget, horizon=horizon)
         if there.p50 is not None and there.p50 <= horizon:
