@@ -36,6 +36,9 @@ def measure(*, is_short: bool) -> dict[str, float]:
     for name, (jobs, cards) in PASSES.items():
         found[name] = float(part("bench.passes", "--jobs", str(jobs), "--cards", str(cards))["ms"])
     found |= packing_measure(is_short=is_short) | waits_measure(is_short=is_short)
+    found |= part("bench.forecasts", "--repeat", "1" if is_short else "3")
+    served = part("bench.live.served", "--rounds", "10" if is_short else "30")
+    found |= {f"served_{name}": float(served[name]["least"]) for name in ("why_ms", "list_ms")}
     size = ["--latency", "60", "--jobs", "100", "--idle", "10", "--syncs", "100"] if is_short else []
     return found | part("bench.live.control", *size)
 

@@ -174,6 +174,24 @@ def test_a_waiting_job_says_why_is_held_released_and_shows_its_log_when_it_start
     expect(page.locator(".log li")).to_contain_text("here I am")
 
 
+def test_what_would_start_sooner_comes_by_itself_and_can_be_taken(page: Page, client: NebulaClient) -> None:
+    filler = client.job_submit(name="filler", argv=["sleep", "120"], gpu_count=2, nodes=2, time="1:00:00")  # a card of each node
+    wait_for(lambda: client.job_get(filler["id"])["state"] == "RUNNING", what="a card of each node is in use", deadline_s=30)
+    page.goto("/jobs/new/?command=true&gpu_count=3&time=0:30:00")
+    verdict = page.locator("#verdict")
+    expect(verdict.locator("[data-into=start]")).to_contain_text("Starts")
+    smaller = verdict.get_by_role("listitem").filter(has_text="1 card instead of 3")
+    expect(smaller).to_contain_text("Starts now.")
+    job = client.job_submit(name="patient", argv=["true"], gpu_count=3, time="0:30:00")
+    page.goto(f"/jobs/{job['id']}/")
+    expect(page.locator("#job-sooner").get_by_role("link", name="Clone with this").first).to_be_visible()
+    expect(page.locator("#job-lead")).to_contain_text("Starts ≈", timeout=30_000)  # the forecast came, and the socket told it
+    page.goto("/jobs/new/?command=true&gpu_count=3&time=0:30:00")
+    smaller.get_by_role("button", name="Use this").click()
+    expect(verdict).to_contain_text("Starts at once")
+    jobs_end(client)
+
+
 def test_errors_are_told_at_their_fields(page: Page) -> None:
     page.goto("/jobs/new/")
     page.fill("[name=command]", "python a.py | tee log")
