@@ -61,6 +61,7 @@ class _Reader:
         self.notes: Counter[str] = Counter()
         self.nodes = nodes_in_service(self.notes)
         self.bare = core.Snapshot(now=begin, nodes=self.nodes, jobs=(), mix=_mix(past, begin))
+        self.known_nodes = {node.id for node in self.nodes}
         self.known = {gpu.id for node in self.nodes for gpu in node.gpus}
         self.earlier = tuple(
             replace(_ran(job, lap), has_finished=_counts(job, lap)) for job in past for lap in job.laps if lap.start < begin
@@ -87,11 +88,17 @@ class _Reader:
         place = {gpu.id: node.id for node in self.nodes for gpu in node.gpus}
         cores: Counter[int] = Counter()
         memory: Counter[int] = Counter()
+        turns: Counter[int] = Counter()
         for run in self.running:
-            for node in {place[part.gpu] for part in run.slices} if run.request is not None else ():
-                cores[node] += run.request.cpu_milli or 0
-                memory[node] += run.request.host_mem_mib or 0
-        return tuple(replace(node, cpu_milli_held=cores[node.id], memory_mib_held=memory[node.id]) for node in self.nodes)
+            if run.request is not None:
+                for node in {place[part.gpu] for part in run.slices} | set(run.nodes):
+                    cores[node] += run.request.cpu_milli or 0
+                    memory[node] += run.request.host_mem_mib or 0
+                    turns[node] += run.request.gpu_count == 0
+        return tuple(
+            replace(node, cpu_milli_held=cores[node.id], memory_mib_held=memory[node.id], live_cpu_ranks=turns[node.id])
+            for node in self.nodes
+        )
 
     def take(self, job: PastJob) -> None:
         """Sort a job in: it ran when the period began, or came (or waited) in it, or is left out."""
@@ -112,7 +119,7 @@ class _Reader:
             self._waits(job, before)
 
     def _ran_at_the_beginning(self, job: PastJob, lap: Lap) -> None:
-        if any(gpu not in self.known for gpu, *_ in lap.cards):
+        if any(gpu not in self.known for gpu, *_ in lap.cards) or not set(lap.nodes) <= self.known_nodes:
             self.notes["ran_elsewhere"] += 1
             return
         parts = tuple(core.Slice(gpu=gpu, mib=mib, exclusive=whole, job=job.id) for gpu, mib, whole, _share in lap.cards)
@@ -129,6 +136,7 @@ class _Reader:
                 time_limit_s=job.time_limit_s,
                 predicted_s=self._predicted(job),
                 request=job.request,
+                nodes=() if parts else tuple(sorted(lap.nodes)),
             )
         )
 

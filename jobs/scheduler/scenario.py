@@ -209,7 +209,7 @@ def running_before(scenario: Scenario) -> list[Ran]:
                 start=run.started,
                 end=scenario.ends[run.job],
                 cards=math.fsum(shares),
-                nodes=tuple(sorted({place[part.gpu] for part in run.slices if part.gpu in place})),
+                nodes=tuple(sorted({place[part.gpu] for part in run.slices if part.gpu in place} | set(run.nodes))),
                 is_judged=False,
             )
         )

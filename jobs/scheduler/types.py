@@ -137,6 +137,7 @@ class Running:
     queue: str = ""
     predicted_s: float | None = None  # as Job.predicted_s
     request: Request | None = None  # for DRF over host cores and memory; None = cards only
+    nodes: tuple[int, ...] = ()  # where it runs, for a job without cards; else its slices say so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,6 +167,16 @@ def test_what_ran_when_the_period_began_holds_its_part_of_the_host(card: Gpu, an
     assert waits == pytest.approx(25 * 60)
 
 
+def test_what_ran_without_a_card_when_the_period_began_holds_its_turn(card: Gpu, anna: User) -> None:
+    job = past_job(anna, came=-100, ran=[(-60, 30)], gpu=card, gpu_count=0, gpu_mem_mib=None, constraints={"cpu_milli": 5_000})
+    Slice.objects.all().delete()
+    past_job(anna, came=5, ran=[(30, 40)], gpu=card, constraints={"cpu_milli": 5_000})
+    scenario = read().scenario
+    assert [(run.job, run.nodes) for run in scenario.cluster.running] == [(job.pk, (card.node_id,))]
+    assert [(node.cpu_milli_held, node.live_cpu_ranks) for node in scenario.cluster.nodes] == [(5_000, 1)]
+    assert scenario_run(scenario, Policy()).judged.users[anna.pk].wait_avg_s == pytest.approx(25 * 60)
+
+
 def test_a_requeue_before_the_period_is_no_second_finish(card: Gpu, anna: User) -> None:
     past_job(anna, came=-300, ran=[(-200, -140), (-130, -70)], gpu=card)
     scenario = read().scenario

@@ -216,6 +216,15 @@ def test_host_cores_and_memory_of_running_jobs_are_not_given_out_again() -> None
     assert {run.job: run.start for run in trace.runs} == {1: 1.0, 2: 101.0, 3: 3.0, 4: 103.0}
 
 
+def test_what_a_job_without_a_card_holds_at_the_beginning_returns_at_its_end() -> None:
+    (node,) = cluster(1).nodes
+    asked = Request(gpu_count=0, cpu_milli=20_000)
+    run = Running(job=9, user=1, slices=(), started=-50.0, request=asked, nodes=(node.id,))
+    pool = Snapshot(now=0.0, nodes=(replace(node, cpu_cores=32, cpu_milli_held=20_000, live_cpu_ranks=1),), jobs=(), running=(run,))
+    trace = simulate([Arrival(job=Job(id=1, request=asked), seconds=10.0)], pool, Policy(), ends={9: 70.0})
+    assert [item.start for item in trace.runs] == [70.0]
+
+
 def test_jobs_without_a_card_are_no_more_than_the_cores_at_any_time() -> None:
     (node,) = cluster(1).nodes
     pool = Snapshot(now=0.0, nodes=(replace(node, cpu_cores=4),), jobs=())
