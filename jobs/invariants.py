@@ -15,7 +15,8 @@ from django.db.models import Case, Count, F, Max, Q, Sum, Value, When
 from jobs import logs
 from jobs.lifecycle import FINAL, LIVE, MOVES, RANK_FINAL, JobState, RankState, SliceState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
-from nodes.models import Gpu
+from jobs.snapshot import hosts_read
+from nodes.models import Gpu, Node
 from quotas.models import LedgerEntry, Quota
 
 Check = Callable[[datetime], list[str]]
@@ -42,6 +43,19 @@ def cards_are_not_oversold(now: datetime) -> list[str]:
             found.append(
                 f"GPU {gpu.uuid}: counters say {gpu.held_mib} MiB in {gpu.live_slices}, the slices {row['mib_sum']} MiB in {row['parts']}"
             )
+    return found
+
+
+def hosts_are_not_oversold(now: datetime) -> list[str]:
+    """Σ cores and host memory that live ranks asked for ≤ what their node has."""
+    found: list[str] = []
+    held = hosts_read()
+    for node in Node.objects.filter(pk__in=held).order_by("pk"):
+        host = held[node.pk]
+        if node.cpu_cores is not None and host.cpu_milli > node.cpu_cores * 1000:
+            found.append(f"node {node.name}: {host.cpu_milli} thousandths of a core given of {node.cpu_cores * 1000}")
+        if node.memory_mib is not None and host.memory_mib > node.memory_mib:
+            found.append(f"node {node.name}: {host.memory_mib} MiB of host memory given of {node.memory_mib}")
     return found
 
 
@@ -156,6 +170,7 @@ def logs_are_whole(now: datetime) -> list[str]:
 
 CHECKS: tuple[Check, ...] = (
     cards_are_not_oversold,
+    hosts_are_not_oversold,
     jobs_have_one_live_attempt,
     events_replay,
     waiting_jobs_have_reasons,

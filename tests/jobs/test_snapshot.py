@@ -8,6 +8,7 @@ import pytest
 
 from jobs import snapshot
 from jobs.apply import plan_apply
+from jobs.invariants import hosts_are_not_oversold
 from jobs.models import Job
 from jobs.scheduler import plan
 from jobs.scheduler import types as core
@@ -97,6 +98,12 @@ def test_what_live_ranks_hold_of_the_host_is_not_given_twice(lab: Lab) -> None:
     lab.report(first, "RUNNING")
     lab.exit(first, released=None)
     assert lab.schedule().started == [second.pk], "the program has ended: its cores are free, though its card is not yet"
+    lab.check()
+    Job.objects.filter(pk=second.pk).update(constraints={"cpu_milli": 8001, "host_mem_mib": 64_001})
+    assert [text.split(": ")[1] for text in hosts_are_not_oversold(lab.now)] == [
+        "8001 thousandths of a core given of 8000",
+        "64001 MiB of host memory given of 64000",
+    ]
 
 
 def test_a_plan_that_has_grown_old_never_oversubscribes_a_host(lab: Lab) -> None:
