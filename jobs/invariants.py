@@ -14,8 +14,8 @@ from django.db.models import Case, Count, F, Max, Q, Sum, Value, When
 
 from jobs import logs
 from jobs.lifecycle import FINAL, LIVE, MOVES, RANK_FINAL, JobState, RankState, SliceState
+from jobs.machines import hosts_read
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
-from jobs.snapshot import hosts_read
 from nodes.models import Gpu, Node
 from quotas.models import LedgerEntry, Quota
 

@@ -1,0 +1,170 @@
+"""Nodes, their cards and what their hosts have left, as the core wants them: to look at, or locked to be taken from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connection
+from django.db.models import Q
+
+from jobs.lifecycle import RANK_FINAL
+from jobs.models import Rank
+from jobs.scheduler import types as core
+from nodes import telemetry
+from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
+
+NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version")
+GPU_FIELDS = (
+    "pk",
+    "node_id",
+    "uuid",
+    "index",
+    "model",
+    "vendor",
+    "total_mib",
+    "nominal_mib",
+    "state",
+    "max_slices",
+    "compute_capability",
+    "health_score",
+    "pcie_gen",
+    "pcie_width",
+)
+#: First key of the advisory lock of a node without cards; the second is its id.
+HOST_LOCK = 0x686F_7374  # "host"
+
+
+def _whole(text: object) -> int | None:
+    """A label's number; None if it is none."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _refusal(state: str, cordoned: bool) -> str | None:
+    if state != NodeState.READY:
+        return state
+    return "cordoned" if cordoned else None
+
+
+@dataclass(slots=True)
+class Host:
+    """What live ranks hold of a node: turns of jobs without a card, thousandths of a core, MiB of host memory."""
+
+    cpu_ranks: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+def hosts_read(node_ids: Iterable[int] | None = None) -> dict[int, Host]:
+    """Node id → what its live ranks hold of the host; nodes without such ranks are left out. One query.
+
+    A program that has ended holds nothing of the host any more, though its card may still be waited for.
+    """
+    live = Rank.objects.filter(is_forgotten=False).exclude(observed__in=RANK_FINAL)
+    if node_ids is not None:
+        live = live.filter(node_id__in=list(node_ids))
+    asks = Q(attempt__job__gpu_count=0) | Q(attempt__job__constraints__has_any_keys=("cpu_milli", "host_mem_mib"))
+    rows = live.filter(asks).order_by().values_list("node_id", "attempt__job__gpu_count", "attempt__job__constraints")
+    found: dict[int, Host] = defaultdict(Host)
+    for node_id, cards, constraints in rows:
+        host = found[node_id]
+        host.cpu_ranks += cards == 0
+        host.cpu_milli += constraints.get("cpu_milli") or 0
+        host.memory_mib += constraints.get("host_mem_mib") or 0
+    return dict(found)
+
+
+def _hosts_lock(node_ids: Iterable[int]) -> None:
+    """A node without cards has no card row to wait at: two passes at once meet here instead. Nothing on SQLite, where a writer is alone."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            for node_id in sorted(node_ids):
+                cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [HOST_LOCK, node_id & 0x7FFF_FFFF])
+
+
+def nodes_read(*, with_latest: bool = False) -> tuple[core.Node, ...]:
+    """The pool's nodes with their cards, by id. ``with_latest`` adds what moves: telemetry, and what the hosts have left."""
+    node_rows = list(Node.objects.exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
+    gpu_rows = list(Gpu.objects.order_by("pk").values_list(*GPU_FIELDS))
+    latest = telemetry.nodes_statuses(row[0] for row in node_rows) if with_latest else {}
+    links: dict[int, list[core.Link]] = defaultdict(list)
+    for a, b, kind, node_id in GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"):
+        links[node_id].append(core.Link(a=a, b=b, kind=kind))
+    return _nodes(node_rows, gpu_rows, latest=latest, links=links, hosts=hosts_read() if with_latest else {})
+
+
+def nodes_lock(ids: Iterable[int], *, with_hosts: bool) -> tuple[dict[int, core.Node], dict[int, str]]:
+    """These nodes as they are now, with their cards' rows locked in id order (PostgreSQL), and the addresses of those that have
+    one. ``with_hosts``: what the hosts have left is read behind the locks. No telemetry, no links."""
+    node_rows = list(
+        Node.objects.filter(pk__in=list(ids)).exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS, "address")
+    )
+    found = [row[0] for row in node_rows]
+    gpu_rows = list(Gpu.objects.select_for_update().filter(node_id__in=found).order_by("pk").values_list(*GPU_FIELDS))
+    _hosts_lock(set(found) - {row[1] for row in gpu_rows})
+    nodes = _nodes([row[:-1] for row in node_rows], gpu_rows, latest={}, links={}, hosts=hosts_read(found) if with_hosts else {})
+    return {node.id: node for node in nodes}, {row[0]: row[-1] for row in node_rows if row[-1]}
+
+
+def _nodes(
+    node_rows: Iterable[tuple[Any, ...]],
+    gpu_rows: Iterable[tuple[Any, ...]],
+    *,
+    latest: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    links: Mapping[int, Sequence[core.Link]],
+    hosts: Mapping[int, Host],
+) -> tuple[core.Node, ...]:
+    cards: dict[int, list[core.Gpu]] = defaultdict(list)
+    unseen: Mapping[str, Any] = {}
+    for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width in gpu_rows:
+        seen = latest.get(node_id, {}).get(uuid, unseen)
+        cards[node_id].append(
+            core.Gpu(
+                id=pk,
+                uuid=uuid,
+                index=index,
+                model=model,
+                vendor=vendor,
+                total_mib=total,
+                nominal_mib=nominal,
+                is_schedulable=state == GpuState.HEALTHY and not seen.get("error"),
+                state=state,
+                foreign_mib=seen.get("foreign_mib") or 0,
+                max_slices=max_slices,
+                compute_capability=arch or None,
+                temp_c=seen.get("temp_c"),
+                util_pct=seen.get("util_pct"),
+                health=health,
+                pcie_gen=gen,
+                pcie_width=width,
+            )
+        )
+    nothing = Host()
+    return tuple(
+        core.Node(
+            id=pk,
+            name=name,
+            gpus=tuple(cards[pk]),
+            links=tuple(links.get(pk, ())),
+            takes_work=_refusal(state, cordoned) is None,
+            refusal=_refusal(state, cordoned),
+            cpu_cores=cores,
+            memory_mib=memory,
+            labels=labels,
+            live_cpu_ranks=hosts.get(pk, nothing).cpu_ranks,
+            cpu_milli_held=hosts.get(pk, nothing).cpu_milli,
+            memory_mib_held=hosts.get(pk, nothing).memory_mib,
+            cuda_version=cuda or None,
+            driver_version=driver or None,
+            network_group=labels.get("network") or None,
+            network_mbps=_whole(labels.get("network_mbps")),
+        )
+        for pk, name, state, cordoned, cores, memory, labels, cuda, driver in node_rows
+    )
+
+
+def nodes_all() -> tuple[core.Node, ...]:
+    """All known nodes whatever their state: what the pool could ever hold."""
+    return nodes_read()
