@@ -46,6 +46,7 @@ RETRY_S = (1.0, 60.0)
 REFUSED_S = (30.0, 60.0)
 SAMPLE_LEAD_S = 0.3  # the sample is asked for so long before the sync that carries it
 FIRST_SAMPLE_WAIT_S = 3.0
+FACTS_S = 300.0
 
 EXIT_OK, EXIT_SESSION_REFUSED = 0, 3
 
@@ -97,7 +98,7 @@ class Runner:
         self._ask: RestoreAsk | None = None  # a restored control plane's question; the next sync answers it
         self._inventory_sent: Inventory | None = None
         self._facts: Inventory | None = None  # what was made of the cards below
-        self._facts_of: tuple[Cards, str | None, tuple[str, ...]] | None = None
+        self._facts_of: tuple[Cards, str | None, tuple[str, ...], int] | None = None
         self._health, self._advice = HealthDesk(), SteadyAdvice()
         self._processes_sent_at = float("-inf")
         self._selector = selectors.DefaultSelector()
@@ -269,7 +270,8 @@ class Runner:
         cards = view.cards
         if cards is None:
             return None
-        key = (cards, view.error, self._advice.take(cards, view.health))
+        # The host's own facts, such as the state of RDMA ports, are read anew now and then.
+        key = (cards, view.error, self._advice.take(cards, view.health), int(time.monotonic() / FACTS_S))
         if self._facts is None or key != self._facts_of:
             self._facts_of = key
             self._facts = node_facts(

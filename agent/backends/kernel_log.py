@@ -107,8 +107,11 @@ class KernelLog:
             if not record:
                 return
             head, _, message = record.decode("utf-8", "replace").partition(";")
-            for line in self._parser.feed(message if "," in head else head):
-                self._tell(line)
+            try:
+                for line in self._parser.feed(message if "," in head else head):
+                    self._tell(line)
+            except Exception:  # the next line must be read, whatever became of this one
+                log.exception("A line of the kernel log could not be told.")
 
     def stop(self) -> None:
         if self._thread is not None:

@@ -312,8 +312,9 @@ class NvmlBackend:
 
     def events(self) -> list[HardwareEvent]:
         found = self.sanity.events()
-        while self._events:
-            found.append(self._events.popleft())
+        with contextlib.suppress(IndexError):  # three threads may come here at once
+            while True:
+                found.append(self._events.popleft())
         return found
 
     def _nvml_said(self, uuid: str | None, xid: int, instance: tuple[int, int]) -> None:
@@ -385,7 +386,10 @@ class _XidWaiter:
                 continue
             if data.eventType == nv.nvmlEventTypeXidCriticalError:
                 instance = (int(data.gpuInstanceId), int(data.computeInstanceId))
-                self._tell(self._uuids.get(_address(data.device)), int(data.eventData), instance)
+                try:
+                    self._tell(self._uuids.get(_address(data.device)), int(data.eventData), instance)
+                except Exception:  # the next XID must be heard, whatever became of this one
+                    log.exception("XID %s of a card could not be told.", data.eventData)
 
     def stop(self) -> None:
         self._stopping.set()

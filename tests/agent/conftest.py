@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
+from tests.agent import level_zero_lab, nvml_lab
 from tests.agent.rank_lab import Lab
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our small NVML library, compiled once; skips, aloud, where there is no gcc."""
+    return nvml_lab.library_build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def ze_loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Our small Level Zero loader, likewise."""
+    return level_zero_lab.loader_build(tmp_path_factory.mktemp("ze"))
 
 
 @pytest.fixture(params=[None, "none"], ids=["cgroup", "no-cgroup"])

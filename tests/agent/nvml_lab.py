@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+#: The library tells each once: their numbers grow for the life of the process that has it loaded.
+_XIDS = itertools.count(1)
 SOURCE = Path(__file__).parent / "nvml" / "nvml.c"
 MIB = 1024 * 1024
 
@@ -88,6 +91,13 @@ class Machine:
     def say(self, *lines: str) -> None:
         self.lines += lines
         self.write()
+
+    def xid(self, index: int, code: int, *, part: tuple[int, int] | None = None) -> None:
+        """An XID of a card, or of its part with this (GPU instance, compute instance)."""
+        if part is None:
+            self.say(f"xid {next(_XIDS)} {index} {code}")
+        else:
+            self.say(f"migxid {next(_XIDS)} {index} {code} {part[0]} {part[1]}")
 
     def unsay(self, start: str) -> None:
         self.lines = [line for line in self.lines if not line.startswith(start)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.testing import FakeControlPlane
-from tests.agent.nvml_lab import HEALTHY, Machine, library_build
+from tests.agent.nvml_lab import HEALTHY, Machine
 from tests.agent.rank_lab import ROOT
 
 SECONDS = 120
@@ -48,7 +48,7 @@ def pss_mib(pids: set[int]) -> float:
 
 
 @pytest.mark.soak
-def test_an_agent_with_eight_cards_at_5_s_is_nearly_free(tmp_path: Path) -> None:
+def test_an_agent_with_eight_cards_at_5_s_is_nearly_free(tmp_path: Path, nvml_library: Path) -> None:
     """Under 1 % of a core and 60 MB, flat; no process is started, NVML stays open, a steady sync is under 2 kB."""
     machine = Machine(tmp_path / "state")
     for _ in range(8):
@@ -62,7 +62,7 @@ def test_an_agent_with_eight_cards_at_5_s_is_nearly_free(tmp_path: Path) -> None
         credential.write_text(plane.credential)
         credential.chmod(0o600)
         env = {**os.environ, "NEBULA_NVML_STATE": str(machine.path), "NEBULA_NVML_LOOK_MS": "500"}
-        env["LD_LIBRARY_PATH"] = str(library_build(tmp_path).parent)
+        env["LD_LIBRARY_PATH"] = str(nvml_library.parent)
         agent = subprocess.Popen([sys.executable, "-m", "agent.main", "run", "--config", str(config)], env=env, cwd=ROOT)
         try:
             time.sleep(15)  # the start is over

@@ -39,16 +39,6 @@ class World:
     open: Callable[[], None]
 
 
-@pytest.fixture(scope="module")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml_lab.library_build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="module")
-def ze_loader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return level_zero_lab.loader_build(tmp_path_factory.mktemp("ze"))
-
-
 def nvml_world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     machine = nvml_lab.Machine(tmp_path / "state")
     machine.card()

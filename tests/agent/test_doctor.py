@@ -19,7 +19,7 @@ from agent.doctor_words import AREAS, LEVELS, SAYS, line, speaks_chinese
 from agent.main import main
 from agent.protocol import GpuHealth, GpuInfo, GpuStatus, LinkInfo, RdmaInfo
 from agent.testing import FakeControlPlane
-from tests.agent.nvml_lab import HEALTHY, MIB, Machine, library_build
+from tests.agent.nvml_lab import HEALTHY, MIB, Machine
 from tests.agent.rank_lab import ROOT
 
 CARD = GpuInfo(uuid="GPU-1", index=0, model="RTX 4090", vendor="nvidia", total_mib=24564, pcie_gen=4, pcie_width=16)
@@ -243,17 +243,12 @@ def test_a_control_plane_that_is_away_is_said_in_a_sentence(tmp_path: Path) -> N
 # --- the command --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library_build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path / "state")
     found.write()
     monkeypatch.setenv("NEBULA_NVML_STATE", str(found.path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
     monkeypatch.setenv("LC_ALL", "C")
     return found
 

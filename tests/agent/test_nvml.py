@@ -13,24 +13,19 @@ import pytest
 from agent.backends.base import BackendError, HardwareEvent
 from agent.backends.nvml import NvmlBackend
 from agent.protocol import LinkInfo
-from tests.agent.nvml_lab import MIB, Machine, library_build
+from tests.agent.nvml_lab import MIB, Machine
 from tests.agent.rank_lab import wait_until
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 6, 9, 13, 15, 16
 VERSION_MISMATCH, UNKNOWN = 18, 999
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library_build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path / "state")
     found.write()
     monkeypatch.setenv("NEBULA_NVML_STATE", str(found.path))
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_library)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return found
 
@@ -279,7 +274,7 @@ def test_xid_events_name_card_and_number(machine: Machine, backend: NvmlBackend)
     machine.card()
     uuid = machine.card()
     backend.initialize()
-    machine.say("xid 1000001 1 79")
+    machine.xid(1, 79)
     found: list[HardwareEvent] = []
     wait_until(lambda: found.extend(backend.events()) or found, "the XID event")
     assert [(e.kind, e.gpu, e.data) for e in found] == [("xid", uuid, {"xid": 79})]

@@ -14,24 +14,19 @@ from agent.backends.base import HardwareEvent
 from agent.backends.nvml import NvmlBackend
 from agent.backends.nvml_lib import library_version, module_version, versions_differ
 from agent.protocol import GpuHealth, GpuStatus
-from tests.agent.nvml_lab import HEALTHY, MIB, Machine, library_build
+from tests.agent.nvml_lab import HEALTHY, MIB, Machine
 from tests.agent.rank_lab import wait_until
 
 NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 3, 4, 10, 13, 15, 16, 999
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library_build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path / "state")
     found.write()
     monkeypatch.setenv("NEBULA_NVML_STATE", str(found.path))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(library)))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_library)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return found
 
@@ -286,7 +281,7 @@ def test_parts_of_a_lost_card_are_lost_too(machine: Machine, backend: NvmlBacken
 def test_an_xid_of_a_part_names_the_part(machine: Machine, backend: NvmlBackend) -> None:
     lab(machine)
     backend.initialize()
-    machine.say("migxid 2000001 3 13 1 0")
+    machine.xid(3, 13, part=(1, 0))
     found: list[HardwareEvent] = []
     wait_until(lambda: found.extend(backend.events()) or found, "the XID event")
     assert [(e.kind, (e.gpu or "")[:12], e.data) for e in found] == [("xid", "MIG-aaaaaaaa", {"xid": 13})]

@@ -15,21 +15,16 @@ import pytest
 from agent import probe as probe_module
 from agent.backends.base import HardwareEvent
 from agent.probe import ChildProbe, Sample
-from tests.agent.nvml_lab import Machine, library_build
+from tests.agent.nvml_lab import Machine
 from tests.agent.rank_lab import wait_until
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return library_build(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def machine(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine(tmp_path / "state")
     found.write()
     monkeypatch.setenv("NEBULA_NVML_STATE", str(found.path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library.parent))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
     monkeypatch.setattr(probe_module, "RESTART_S", (0.05, 0.05))
     return found
 
@@ -92,7 +87,7 @@ def test_an_xid_comes_at_once_and_unasked(machine: Machine, make: Callable[..., 
     uuid = machine.card()
     reader = Reader(make())
     reader.sample()
-    machine.say("xid 1 0 31")
+    machine.xid(0, 31)
     wait_until(lambda: reader.poll() or reader.events, "the event")
     assert [(e.kind, e.gpu, e.data) for e in reader.events] == [("xid", uuid, {"xid": 31})]
 
@@ -183,13 +178,13 @@ def test_a_driver_that_does_not_open_is_told_and_looked_at_again(
 
 
 def test_after_an_upgrade_of_the_driver_the_new_library_is_loaded_by_the_same_child(
-    machine: Machine, library: Path, tmp_path: Path, make: Callable[..., ChildProbe], monkeypatch: pytest.MonkeyPatch
+    machine: Machine, nvml_library: Path, tmp_path: Path, make: Callable[..., ChildProbe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library stays loaded for the life of a process: the child has to become a new program."""
     lib = tmp_path / "lib"
     lib.mkdir()
     for version in ("570.86.10", "580.65.06"):
-        shutil.copy(library, lib / f"libnvidia-ml.so.{version}")
+        shutil.copy(nvml_library, lib / f"libnvidia-ml.so.{version}")
     name = lib / "libnvidia-ml.so.1"
     name.symlink_to("libnvidia-ml.so.570.86.10")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(lib))

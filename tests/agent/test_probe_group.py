@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from agent import main as main_module
 from agent.backends.base import Cards, HardwareEvent, Placed
-from agent.probe import Sample
+from agent.config import Config
+from agent.http import endpoint_parse
+from agent.probe import ChildProbe, Sample
 from agent.probe_group import ProbeGroup
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus
+from tests.agent.nvml_lab import Machine
+from tests.agent.rank_lab import wait_until
 
 
 class FakeProbe:
@@ -200,3 +209,58 @@ def test_requests_and_events_go_through() -> None:
     lab.nvml.events.append(HardwareEvent(kind="xid", gpu="GPU-1", data={"xid": 79}))
     assert [e.kind for e in lab.group.poll()[1]] == ["xid"]
     lab.group.close()
+
+
+# --- real children ------------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_with_nvidia_and_ascend_cards_reads_both_and_one_hanging_tool_stops_nobody(
+    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path / "state")
+    uuid = machine.card()
+    recorded = Path(__file__).parent / "ascend"
+    tool = tmp_path / "npu-smi"
+    tool.write_text(
+        f"#!/bin/sh\n[ -e {tmp_path}/hang ] && exec /bin/sleep 600\n"
+        f'[ "$*" = info ] && exec /bin/cat {recorded}/v23_910b.txt\nexec /bin/cat {recorded}/board.txt\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("NEBULA_NVML_STATE", str(machine.path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    config = Config(
+        path=tmp_path / "agent.toml",
+        endpoint=endpoint_parse("http://127.0.0.1:1"),
+        node_id=4,
+        name="node04",
+        credential_file=tmp_path / "c",
+        data_dir=tmp_path,
+        agent_id="node04",
+    )
+    monkeypatch.setattr("agent.backends.choose._drm_vendors", lambda root: set())
+    group, name = main_module._probe(config)
+    assert name == "nvml+ascend"
+    assert isinstance(group, ProbeGroup)
+    samples: list[Sample] = []
+
+    def read() -> Sample | None:
+        group.request(processes=True)
+        samples.extend(group.poll()[0])
+        return samples[-1] if samples else None
+
+    try:
+        first = wait_until(read, "the first sample")
+        assert [(g.vendor, g.index) for g in first.cards.gpus] == [("nvidia", 0), ("ascend", 1), ("ascend", 2)]
+        assert [s.used_mib for s in first.status] == [700, 3162, 41877]
+        (tmp_path / "hang").touch()
+        for member in group._members:
+            assert isinstance(member.probe, ChildProbe)
+            member.probe._deadline_s = 0.5
+        wait_until(lambda: (found := read()) and [s.error for s in found.status] == [None, "unresponsive", "unresponsive"], "silence")
+        count, began = len(samples), time.monotonic()
+        wait_until(lambda: read() and len(samples) >= count + 3, "samples of the other card")
+        assert time.monotonic() - began < 5
+        assert (samples[-1].status[0].uuid, samples[-1].status[0].used_mib) == (uuid, 700)
+    finally:
+        group.close()

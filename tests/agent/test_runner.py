@@ -24,7 +24,7 @@ from agent.store import Store
 from agent.testing import Failure, FakeControlPlane
 from agent.testing_ranks import FakeProcesses
 from agent.ws import Listener
-from tests.agent.nvml_lab import HEALTHY, Machine, library_build
+from tests.agent.nvml_lab import HEALTHY, Machine
 
 CARD = {"uuid": "GPU-a", "model": "Simulated RTX 4090", "total_mib": 24564, "metrics": {"util_pct": 0}}
 WHOLE = (GpuGrant(uuid="GPU-a", mib=24564, exclusive=True),)
@@ -579,12 +579,12 @@ def test_cards_that_hang_leave_every_sync_on_time(
 
 
 def test_a_driver_stuck_for_ten_minutes_in_one_call_leaves_every_heartbeat_on_time(
-    make: Callable[..., Node], plane: FakeControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Node], plane: FakeControlPlane, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(tmp_path / "nvml")
     uuids = [machine.card(**HEALTHY) for _ in range(8)]
     monkeypatch.setenv("NEBULA_NVML_STATE", str(machine.path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library_build(tmp_path).parent))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library.parent))
     make(probe=ChildProbe("nvml", deadline_s=0.3)).online()
     plane.wait(lambda: [s.used_mib for s in plane.syncs[-1].gpus] == [700] * 8)
     assert {h.uuid for sync in plane.syncs for h in sync.health} == set(uuids)

@@ -27,7 +27,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import DatabaseError, connections
 
-from agent.backends.nvml import nvml_present
+from agent.backends.choose import backends_present
 from agent.config import config_text, file_write_private
 from agent.protocol import EnrolRequest
 from client.errors import ProfileError
@@ -241,7 +241,7 @@ class Command(BaseCommand):
     def _agents(self, *, count: int, scenario: Path | None) -> list[ChildSpec]:
         """Enrol what is not enrolled yet; one agent is this machine's, several are simulated nodes on it."""
         simulated = count > 1 or scenario is not None
-        if count and not simulated and not nvml_present():
+        if count and not simulated and not backends_present():
             simulated = True
             self.stdout.write("      no GPU driver found: this machine offers two simulated cards, marked so everywhere")
         children = []
