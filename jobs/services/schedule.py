@@ -19,9 +19,13 @@ from jobs.apply import plan_apply, reasons_store
 from jobs.notify import pass_begun
 from jobs.scheduler import plan
 
-#: A pass that follows another at once first lets so much time go by, for what else will have changed.
+#: A pass that follows another at once first lets so much time go by, for what else will have changed; and more, once several
+#: have followed each other so: then jobs come and go by the dozen, and a pass for each would cost more than it brings.
 GATHER_S = 0.02
+GATHER_BUSY_S = 0.05
+BUSY_AFTER = 4
 _passed_at = float("-inf")
+_following = 0  # passes that followed at once, in a row
 PASS_LOCK = 0x6E65_6275_6C61  # "nebula"
 
 
@@ -75,6 +79,13 @@ def pass_lock(*, wait_s: float) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def _gather_s(since_s: float) -> float:
+    """How long this pass waits for what else will have changed; ``since_s`` seconds after the last one. Call holding the pass lock."""
+    global _following
+    _following = _following + 1 if since_s < GATHER_S else 0
+    return max(0.0, (GATHER_BUSY_S if _following > BUSY_AFTER else GATHER_S) - since_s) if _following else 0.0
+
+
 def schedule_pass(*, wait_s: float = 10.0, now: datetime | None = None) -> PassResult | None:
     """Runs a pass, or returns None when another one holds the lock for longer than ``wait_s``. ``now``: None = the clock, once the
     lock is ours."""
@@ -82,8 +93,8 @@ def schedule_pass(*, wait_s: float = 10.0, now: datetime | None = None) -> PassR
         if not got:
             return None
         global _passed_at
-        # While jobs come and go by the dozen, a pass for each change would cost more than all that the changes need.
-        time.sleep(min(GATHER_S, max(0.0, _passed_at + GATHER_S - time.monotonic())))
+        if now is None:
+            time.sleep(_gather_s(time.monotonic() - _passed_at))
         pass_begun()
         try:
             return pass_run(now)

@@ -12,7 +12,7 @@ from agent.protocol import ExitInfo, Observed
 from jobs.errors import InvalidState
 from jobs.lifecycle import JobState
 from jobs.models import Attempt, Job, Rank
-from jobs.services import job_cancel, schedule_pass
+from jobs.services import job_cancel, schedule, schedule_pass
 from jobs.services.observe import observed_apply
 from jobs.services.schedule import pass_run
 from nodes.models import Node
@@ -116,3 +116,12 @@ def test_of_two_schedulers_one_waits_for_the_other() -> None:
     assert started == [job.pk]
     assert Job.objects.get(pk=job.pk).state == JobState.STARTING
     lab.check()
+
+
+def test_a_pass_that_follows_at_once_waits_a_little_and_longer_once_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "_following", 0)
+    assert schedule._gather_s(3.0) == 0  # the first after a rest goes at once
+    waits = [schedule._gather_s(0.001) for _ in range(6)]
+    assert waits == [pytest.approx(0.019)] * 4 + [pytest.approx(0.049)] * 2
+    assert schedule._gather_s(0.03) == 0
+    assert schedule._gather_s(0.0) == pytest.approx(0.02)
