@@ -15,6 +15,7 @@ from jobs.models import Rank
 from jobs.scheduler import types as core
 from nodes import telemetry
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
+from quotas.sql import Select
 
 NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version")
 GPU_FIELDS = (
@@ -32,6 +33,18 @@ GPU_FIELDS = (
     "health_score",
     "pcie_gen",
     "pcie_width",
+)
+_nodes_rows = Select(lambda: Node.objects.exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
+_gpus_rows = Select(lambda: Gpu.objects.order_by("pk").values_list(*GPU_FIELDS))
+_links_rows = Select(lambda: GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"))
+_hosts_rows = Select(
+    lambda: (
+        Rank.objects.filter(is_forgotten=False)
+        .exclude(observed__in=RANK_FINAL)
+        .filter(Q(attempt__job__gpu_count=0) | Q(attempt__job__constraints__has_any_keys=("cpu_milli", "host_mem_mib")))
+        .order_by()
+        .values_list("node_id", "attempt__job__gpu_count", "attempt__job__constraints")
+    )
 )
 #: First key of the advisory lock of a node without cards; the second is its id.
 HOST_LOCK = 0x686F_7374  # "host"
@@ -62,13 +75,11 @@ def hosts_read(node_ids: Iterable[int] | None = None) -> dict[int, Host]:
 
     A program that has ended holds nothing of the host any more, though its card may still be waited for.
     """
-    live = Rank.objects.filter(is_forgotten=False).exclude(observed__in=RANK_FINAL)
-    if node_ids is not None:
-        live = live.filter(node_id__in=list(node_ids))
-    asks = Q(attempt__job__gpu_count=0) | Q(attempt__job__constraints__has_any_keys=("cpu_milli", "host_mem_mib"))
-    rows = live.filter(asks).order_by().values_list("node_id", "attempt__job__gpu_count", "attempt__job__constraints")
+    wanted = None if node_ids is None else set(node_ids)
     found: dict[int, Host] = defaultdict(Host)
-    for node_id, cards, constraints in rows:
+    for node_id, cards, constraints in _hosts_rows():
+        if wanted is not None and node_id not in wanted:
+            continue  # few ranks ask anything of a host: reading all of them costs no more
         host = found[node_id]
         host.cpu_ranks += cards == 0
         host.cpu_milli += constraints.get("cpu_milli") or 0
@@ -86,11 +97,10 @@ def _hosts_lock(node_ids: Iterable[int]) -> None:
 
 def nodes_read(*, with_latest: bool = False) -> tuple[core.Node, ...]:
     """The pool's nodes with their cards, by id. ``with_latest`` adds what moves: telemetry, and what the hosts have left."""
-    node_rows = list(Node.objects.exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
-    gpu_rows = list(Gpu.objects.order_by("pk").values_list(*GPU_FIELDS))
+    node_rows, gpu_rows = _nodes_rows(), _gpus_rows()
     latest = telemetry.nodes_statuses(row[0] for row in node_rows) if with_latest else {}
     links: dict[int, list[core.Link]] = defaultdict(list)
-    for a, b, kind, node_id in GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"):
+    for a, b, kind, node_id in _links_rows():
         links[node_id].append(core.Link(a=a, b=b, kind=kind))
     return _nodes(node_rows, gpu_rows, latest=latest, links=links, hosts=hosts_read() if with_latest else {})
 

@@ -17,9 +17,34 @@ from jobs.requests import JobRequest, request_make
 from jobs.scheduler import types as core
 from jobs.usage import LivePart, weights_read
 from quotas.selectors import standing_of
+from quotas.sql import Select
 
 __all__ = ["build", "hosts_read", "nodes_all", "nodes_lock", "nodes_read", "policy_current", "read", "request_of", "slices_read"]
 
+_parts_rows = Select(
+    lambda: (
+        Slice.objects.exclude(state=SliceState.RELEASED)
+        .order_by("pk")
+        .values_list("gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state", "share", "held_at", "active_at")
+    )
+)
+_live_rows = Select(
+    lambda: Job.objects.filter(state__in=(JobState.STARTING, JobState.RUNNING, JobState.STOPPING))
+    .order_by("pk")
+    .values_list(
+        "pk", "owner_id", "project_id", "queue", "started_at", "time_limit_s", "predicted_s", "gpu_count", "gpu_mem_mib", "nodes",
+        "constraints",
+    )
+)  # fmt: skip
+_waiting_rows = Select(
+    lambda: Job.objects.filter(state=JobState.WAITING, want_cancel=False)
+    .order_by("-priority", "submitted_at", "pk")
+    .values_list(
+        "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
+        "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
+        "requeues", "wait_code", "wait_params", "wait_at", "held_s",
+    )
+)  # fmt: skip
 #: Orders that look at past use.
 BY_USE = ("fair", "capacity")
 
@@ -57,11 +82,7 @@ class _Requests:
 
 def _live_read(now: datetime, requests: _Requests) -> tuple[tuple[core.Slice, ...], tuple[core.Running, ...], list[LivePart]]:
     """The live slices, the live jobs, and the slices that are in use now. Two queries."""
-    parts = list(
-        Slice.objects.exclude(state=SliceState.RELEASED)
-        .order_by("pk")
-        .values_list("gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state", "share", "held_at", "active_at")
-    )
+    parts = _parts_rows()
     slices: list[core.Slice] = []
     by_job: dict[int, list[core.Slice]] = defaultdict(list)
     placed_at: dict[int, float] = {}
@@ -70,14 +91,6 @@ def _live_read(now: datetime, requests: _Requests) -> tuple[tuple[core.Slice, ..
         slices.append(part)
         by_job[job].append(part)
         placed_at[job] = held_at.timestamp()
-    rows = list(
-        Job.objects.filter(state__in=(JobState.STARTING, JobState.RUNNING, JobState.STOPPING))
-        .order_by("pk")
-        .values_list(
-            "pk", "owner_id", "project_id", "queue", "started_at", "time_limit_s", "predicted_s", "gpu_count", "gpu_mem_mib", "nodes",
-            "constraints",
-        )
-    )  # fmt: skip
     running = tuple(
         core.Running(
             job=pk,
@@ -91,7 +104,7 @@ def _live_read(now: datetime, requests: _Requests) -> tuple[tuple[core.Slice, ..
             predicted_s=predicted,
             request=requests(count, mem, nodes, constraints),
         )
-        for pk, owner, project, queue, started, limit, predicted, count, mem, nodes, constraints in rows
+        for pk, owner, project, queue, started, limit, predicted, count, mem, nodes, constraints in _live_rows()
     )
     owners = {run.job: (run.user, run.project) for run in running}
     used = [
@@ -134,15 +147,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     slices, running, used = _live_read(now, requests)
     lately = lately_read(now=now, half_life_s=policy.half_life_s)
     usage, project_usage = weights_read(used, lately=lately, now=now, policy=policy) if policy.order in BY_USE else ({}, {})
-    waiting = list(
-        Job.objects.filter(state=JobState.WAITING, want_cancel=False)
-        .order_by("-priority", "submitted_at", "pk")
-        .values_list(
-            "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
-            "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
-            "requeues", "wait_code", "wait_params", "wait_at", "held_s",
-        )
-    )  # fmt: skip
+    waiting = _waiting_rows()
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
     quota = standing_of(users=owners, projects=projects, now=now)
     failed_on = _failed_on() if any(row[17] for row in waiting) else {}

@@ -11,7 +11,16 @@ from django.db.models import F, Q
 from quotas import calendar
 from quotas.models import Quota
 from quotas.services import quota_for, quota_roll
-from quotas.sql import rows_update
+from quotas.sql import Select, rows_update
+
+_locked = Select(
+    lambda users, projects: (
+        Quota.objects.select_for_update()
+        .filter(Q(user_id__in=users) | Q(project_id__in=projects))
+        .order_by(F("project_id").asc(nulls_first=True), "user_id")
+        .values_list("pk", "user_id", "project_id", "period_start", "max_cards", "held_cards")
+    )
+)
 
 
 @dataclass(slots=True)
@@ -48,11 +57,7 @@ class Counters:
     def _read(self, users: set[int], projects: set[int]) -> set[int]:
         self._users: dict[int, _Row] = {}
         self._projects: dict[int, _Row] = {}
-        rows = Quota.objects.select_for_update().filter(Q(user_id__in=users) | Q(project_id__in=projects))
-        ordered = rows.order_by(F("project_id").asc(nulls_first=True), "user_id")
-        for pk, user, project, month, most, held in ordered.values_list(
-            "pk", "user_id", "project_id", "period_start", "max_cards", "held_cards"
-        ):
+        for pk, user, project, month, most, held in _locked(sorted(users), sorted(projects)):
             row = _Row(pk, month, None if most is None else most - held)
             if user is not None:
                 self._users[user] = row

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection, models
+from django.db.models import QuerySet
 
 #: Parameters of one statement; SQLite allows 32,766.
 PARAMETERS = 20_000
@@ -117,3 +121,64 @@ def fade_sql(column: str) -> str:
     else:
         age = f"EXTRACT(EPOCH FROM (%s - {column}))::float8"
     return f"POWER(0.5, {age} / %s)"
+
+
+class Select:
+    """A ``values_list`` query that Django compiles once, not at each call: compiling is most of what a small query costs it.
+
+    ``build`` makes the query from its arguments, which stand for whole numbers that are compared with, or for lists of such
+    (``__in``); everything else in it is constant. Calling the object gives the rows, like ``list(build(…))``::
+
+        ranks_of_node = Select(lambda node: Rank.objects.filter(node_id=node).values_list("pk", "key"))
+        rows = ranks_of_node(node.pk)
+
+    A query for each length of the lists is kept, so let no list be longer than a few hundred. Rows are tuples; converted as ever.
+    """
+
+    #: Numbers that stand for arguments while a query is compiled: no constant of a query is one of them.
+    MARK = 7_301_000_000_000_000_000
+    KEPT = 256
+
+    def __init__(self, build: Callable[..., QuerySet[Any, Any]]) -> None:
+        self._build = build
+        self._local = threading.local()  # what is compiled refers to its thread's connection
+
+    def __call__(self, *arguments: int | Sequence[int]) -> list[tuple[Any, ...]]:
+        shape = tuple(None if isinstance(argument, int) else len(argument) for argument in arguments)
+        if 0 in shape:
+            return list(self._build(*arguments))  # Django knows what an empty list means
+        kept: dict[tuple[Any, ...], _Compiled] = self._local.__dict__.setdefault(connection.vendor, {})
+        compiled = kept.get(shape)
+        if compiled is None:
+            if len(kept) >= self.KEPT:
+                kept.clear()
+            compiled = kept[shape] = self._compile(shape)
+        flat = [value for argument in arguments for value in ((argument,) if isinstance(argument, int) else argument)]
+        with connection.cursor() as cursor:
+            cursor.execute(compiled.statement, [flat[place] if is_ours else value for is_ours, place, value in compiled.parameters])
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+        if compiled.converters:
+            return [tuple(row) for row in compiled.compiler.apply_converters(rows, compiled.converters)]
+        return rows
+
+    def _compile(self, shape: tuple[int | None, ...]) -> _Compiled:
+        marks = itertools.count(self.MARK)
+        arguments = [next(marks) if length is None else [next(marks) for _ in range(length)] for length in shape]
+        end = next(marks)
+        compiler = self._build(*arguments).query.get_compiler(using=connection.alias)
+        statement, values = compiler.as_sql()
+        parameters = [(True, v - self.MARK, None) if isinstance(v, int) and self.MARK <= v < end else (False, 0, v) for v in values]
+        found = sum(is_ours for is_ours, _, _ in parameters)
+        if found != end - self.MARK:
+            raise TypeError(
+                f"{found} of {end - self.MARK} arguments are left in the compiled query: they must be whole numbers or lists of such"
+            )
+        return _Compiled(statement, parameters, compiler, compiler.get_converters(one for one, _, _ in compiler.select))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    statement: str
+    parameters: list[tuple[bool, int, Any]]  # (is an argument, which one, else the constant)
+    compiler: Any
+    converters: Any

@@ -10,9 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, connection, transaction
+from django.db.models import Model
 from django.utils import timezone
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, from_json, rank_parts
@@ -26,7 +28,7 @@ from jobs.services.stop import attempt_stop
 from nodes.models import Gpu, Node, NodeState
 from nodes.text import text_clean
 from quotas.counters import Counters
-from quotas.sql import swap
+from quotas.sql import Select, swap
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +85,18 @@ class Applied:
 
 def ranks_of(node: Node) -> list[NodeRank]:
     """The node's ranks that its agent may still hold. One query."""
-    rows = Rank.objects.filter(node=node, is_forgotten=False).order_by("pk")
-    return [
-        NodeRank(*row)
-        for row in rows.values_list(
-            "pk", "key", "attempt__epoch", "desired", "observed", "grace_s", "stop_reason", "spec_sha256", "lease_s", "started_at",
-            "attempt_id", "attempt__job_id",
-        )
-    ]  # fmt: skip
+    return [NodeRank(*row) for row in _of_node(node.pk)]
+
+
+_of_node = Select(
+    lambda node: Rank.objects.filter(node_id=node, is_forgotten=False)
+    .order_by("pk")
+    .values_list(
+        "pk", "key", "attempt__epoch", "desired", "observed", "grace_s", "stop_reason", "spec_sha256", "lease_s", "started_at",
+        "attempt_id", "attempt__job_id",
+    )
+)  # fmt: skip
+_specs = Select(lambda ranks: Rank.objects.filter(pk__in=ranks).order_by().values_list("pk", "spec"))
 
 
 def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, boot_changed: bool) -> Applied:
@@ -254,28 +260,54 @@ def _rows_lock(*, jobs: set[int], ranks: Sequence[int], with_cards: bool) -> Non
         list(Gpu.objects.select_for_update().filter(pk__in=cards).order_by("pk").values_list("pk"))
 
 
-_GANG_FIELDS = (
-    "attempt_id", "node_id", "index", "key", "desired", "observed", "grace_s", "started_at", "exited_at", "exit_cause", "exit_code",
-    "exit_signal", "launch_error", "detail", "final_log_offset", "node__name",
-    "attempt__job_id", "attempt__epoch", "attempt__created_at", "attempt__ended_at", "attempt__stop_reason", "attempt__stop_params",
-    "attempt__fence",
-    "attempt__job__owner_id", "attempt__job__project_id", "attempt__job__state", "attempt__job__epoch", "attempt__job__epoch_floor",
-    "attempt__job__nodes", "attempt__job__is_restored", "attempt__job__want_cancel", "attempt__job__cancel_by_id",
-    "attempt__job__requeue", "attempt__job__requeues", "attempt__job__max_requeues",
+def _fields(model: type[Model], *names: str) -> tuple[str, ...]:
+    """These columns in the model's order, as ``from_db`` wants them."""
+    found = tuple(field.attname for field in model._meta.concrete_fields if field.attname in names)
+    if len(found) != len(names):
+        raise TypeError(f"{model.__name__} has no {sorted(set(names) - set(found))}")
+    return found
+
+
+# What it takes to end a rank, an attempt and a job. What to run does not, and would be most of the bytes.
+_RANK_FIELDS = _fields(
+    Rank, "id", "attempt_id", "node_id", "index", "key", "desired", "observed", "grace_s", "started_at", "exited_at", "exit_cause",
+    "exit_code", "exit_signal", "launch_error", "detail", "final_log_offset",
 )  # fmt: skip
+_NODE_FIELDS = _fields(Node, "id", "name")
+_ATTEMPT_FIELDS = _fields(Attempt, "id", "job_id", "epoch", "created_at", "ended_at", "stop_reason", "stop_params", "fence")
+_JOB_FIELDS = _fields(
+    Job, "id", "owner_id", "project_id", "state", "epoch", "epoch_floor", "nodes", "is_restored", "want_cancel", "cancel_by_id",
+    "requeue", "requeues", "max_requeues",
+)  # fmt: skip
+_gangs = Select(
+    lambda attempts: (
+        Rank.objects.filter(attempt_id__in=attempts)
+        .order_by("attempt_id", "index")
+        .values_list(
+            *_RANK_FIELDS,
+            *(f"node__{name}" for name in _NODE_FIELDS),
+            *(f"attempt__{name}" for name in _ATTEMPT_FIELDS),
+            *(f"attempt__job__{name}" for name in _JOB_FIELDS),
+        )
+    )
+)
 
 
 def _gangs_read(attempts: set[int]) -> dict[int, list[Rank]]:
-    """Attempt → all its ranks in order; an attempt or a job is one object, however many ranks have it. One query."""
+    """Attempt → all its ranks in order; an attempt or a job is one object, however many ranks have it. Other fields than those
+    above are deferred, as ``only`` would do it. One query."""
     gangs: dict[int, list[Rank]] = defaultdict(list)
     of_id: dict[int, Attempt] = {}
     jobs: dict[int, Job] = {}
-    # What to run is not needed to end it, and would be most of the bytes.
-    ranks = Rank.objects.filter(attempt__in=attempts).select_related("attempt__job", "node").only(*_GANG_FIELDS)
-    for rank in ranks.order_by("attempt_id", "index"):
-        rank.attempt = of_id.setdefault(rank.attempt_id, rank.attempt)
-        rank.attempt.job = jobs.setdefault(rank.attempt.job_id, rank.attempt.job)
-        gangs[rank.attempt_id].append(rank)
+    a, b, c = len(_RANK_FIELDS), len(_RANK_FIELDS) + len(_NODE_FIELDS), len(_RANK_FIELDS) + len(_NODE_FIELDS) + len(_ATTEMPT_FIELDS)
+    for row in _gangs(sorted(attempts)):
+        rank = Rank.from_db(connection.alias, _RANK_FIELDS, row[:a])
+        rank.node = Node.from_db(connection.alias, _NODE_FIELDS, row[a:b])
+        attempt = Attempt.from_db(connection.alias, _ATTEMPT_FIELDS, row[b:c])
+        job = Job.from_db(connection.alias, _JOB_FIELDS, row[c:])
+        rank.attempt = of_id.setdefault(attempt.pk, attempt)
+        rank.attempt.job = jobs.setdefault(job.pk, job)
+        gangs[attempt.pk].append(rank)
     return gangs
 
 
@@ -419,7 +451,7 @@ def orders_build(ranks: Sequence[NodeRank]) -> list[Desired]:
     """The complete desired list of one node. One query, if a spec is to be sent."""
     orders: list[Desired] = []
     missing = [rank.pk for rank in ranks if rank.needs_spec]
-    specs = dict(Rank.objects.filter(pk__in=missing).values_list("pk", "spec")) if missing else {}
+    specs: dict[int, Any] = dict(_specs(missing)) if missing else {}
     for rank in ranks:
         epoch = rank.epoch
         if rank.desired == Want.STOP and rank.observed not in RANK_FINAL:

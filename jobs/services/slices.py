@@ -18,7 +18,7 @@ from jobs.models import Rank, Slice
 from nodes.models import Gpu
 from quotas.counters import Counters
 from quotas.ledger import Charge, charge
-from quotas.sql import rows_update, swap
+from quotas.sql import Select, rows_update, swap
 
 
 class SlicesMoved(DatabaseError):
@@ -34,6 +34,16 @@ class Leaving:
     at: datetime
     released: bool | None
     active_since: datetime | None = None
+
+
+_live = Select(
+    lambda ranks: (
+        Slice.objects.filter(rank_id__in=ranks)
+        .exclude(state=SliceState.RELEASED)
+        .order_by("pk")
+        .values_list("pk", "rank_id", "gpu_id", "mib", "share", "state", "active_at", "gpu__model")
+    )
+)
 
 
 @dataclass(slots=True)
@@ -57,13 +67,10 @@ def slices_leave(leaving: Sequence[Leaving], *, now: datetime, counters: Counter
     """
     left = Left()
     by_rank = {one.rank.pk: one for one in leaving}
-    live = Slice.objects.filter(rank_id__in=list(by_rank)).exclude(state=SliceState.RELEASED).order_by("pk")
     changes: list[tuple[int, str, dict[str, Any]]] = []
     charges: list[Charge] = []
     freed: dict[int, list[int]] = defaultdict(list)  # card → MiB of each slice
-    for pk, rank_id, gpu_id, mib, share, state, active_at, model in live.values_list(
-        "pk", "rank_id", "gpu_id", "mib", "share", "state", "active_at", "gpu__model"
-    ):
+    for pk, rank_id, gpu_id, mib, share, state, active_at, model in _live(list(by_rank)):
         one = by_rank[rank_id]
         job = one.rank.attempt.job
         new: dict[str, Any] = {}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, transaction
 
+from nodes.models import Node
 from quotas.models import LedgerEntry, Project, Quota
-from quotas.sql import rows_insert, rows_update, swap
-from tests.factories import project_make, user_make
+from quotas.sql import Select, rows_insert, rows_update, swap
+from tests.factories import node_make, project_make, user_make
 
 pytestmark = pytest.mark.django_db
 AT = datetime(2026, 3, 15, 12, 30, 1, 123457, tzinfo=UTC)
@@ -83,3 +85,31 @@ def test_no_rows_are_no_statement(django_assert_num_queries):
     with django_assert_num_queries(0):
         assert rows_insert(LedgerEntry, []) == []
         assert rows_update(Quota, [], assign="held_cards = v.column2") == 0
+
+
+def test_a_compiled_query_gives_what_the_query_gives_whatever_its_arguments():
+    users = [user_make(quota={"held_cards": n, "period_start": AT.date()}) for n in range(3)]
+
+    def build(least: int, ids: list[int]) -> Any:
+        rows = Quota.objects.filter(pk__gt=least, user_id__in=ids, used_gpu_s=0).order_by("-pk")
+        return rows.values_list("user__email", "period_start", "updated_at", "held_cards")
+
+    select = Select(build)
+    first = Quota.objects.get(user=users[0]).pk
+    for least, chosen in [(0, users), (first, users), (0, users[:1]), (0, users[1:]), (first, users[:1]), (0, [])]:
+        ids = [user.pk for user in chosen]
+        for _ in range(2):
+            assert select(least, ids) == list(build(least, ids))
+
+
+def test_a_compiled_query_costs_one_statement_and_converts_json(django_assert_num_queries):
+    node = node_make("n1", labels={"rack": ["a", {"b": None}]})
+    select = Select(lambda pk: Node.objects.filter(pk=pk).values_list("labels", "name"))
+    select(node.pk)
+    with django_assert_num_queries(1):
+        assert select(node.pk) == [({"rack": ["a", {"b": None}]}, "n1")]
+
+
+def test_an_argument_that_the_query_does_not_compare_as_it_is_is_refused():
+    with pytest.raises(TypeError, match="whole numbers"):
+        Select(lambda pk: Project.objects.filter(name=str(pk)).values_list("pk"))(1)
