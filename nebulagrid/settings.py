@@ -12,6 +12,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -396,6 +397,13 @@ THROTTLE_AGENT = env("THROTTLE_AGENT", "1000/10")  # per node
 TRUSTED_PROXIES = env_int("TRUSTED_PROXIES", 0)  # how many of our own proxies append to X-Forwarded-For
 if TRUSTED_PROXIES > 0:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+METRICS_TOKEN = env("METRICS_TOKEN")
+METRICS_ALLOW = env_list("METRICS_ALLOW", "127.0.0.1,::1")
+for _network in METRICS_ALLOW:
+    try:
+        ip_network(_network, strict=False)
+    except ValueError as error:
+        raise ImproperlyConfigured(f"NEBULA_METRICS_ALLOW has {_network!r}; expected addresses or networks such as 10.0.0.0/8.") from error
 SYNC_INTERVAL_S = env_int("SYNC_INTERVAL_S", 5)
 UNKNOWN_AFTER_S = env_int("UNKNOWN_AFTER_S", 15)
 LEASE_S = env_int("LEASE_S", 600)

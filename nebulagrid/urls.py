@@ -10,7 +10,7 @@ from django.templatetags.static import static
 from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
-from jobs import overview
+from jobs import metrics, overview
 from nebulagrid import api, install_views, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
 from nodes.icons import icons_view
 from quotas.throttles import throttled_page
@@ -42,6 +42,7 @@ urlpatterns = [
     path("favicon.ico", lambda request: HttpResponseRedirect(static("img/mark.svg")), name="favicon"),
     path("icons.svg", icons_view, name="icons"),
     path("healthz", api.healthz, name="healthz"),
+    path("metrics", metrics.metrics, name="metrics"),
     path("install.sh", install_views.install_sh, name="install-sh"),
     path("install.json", install_views.install_json, name="install-json"),
     path("ca.pem", install_views.ca_pem, name="ca-pem"),

@@ -138,18 +138,23 @@ def throttle_allow(scope: str, ident: str) -> tuple[bool, float]:
     return wait <= 0, wait
 
 
-def client_address(request: HttpRequest | Request) -> str:
-    """Who calls, for counting: the peer's address, or the one that our own proxies wrote.
+def peer_address(request: HttpRequest | Request) -> str:
+    """Who calls: the peer's address, or the one that our own proxies wrote; any text, if a proxy wrote that.
 
     X-Forwarded-For is believed only as far as ``TRUSTED_PROXIES`` of our proxies appended to it, counted from the
-    right; what a client put in front makes no difference. An IPv6 client counts as its /64, which is what one gets.
+    right; what a client put in front makes no difference.
     """
-    address = request.META.get("REMOTE_ADDR") or ""
     trusted: int = settings.TRUSTED_PROXIES
     if trusted > 0:
         hops = [hop.strip() for hop in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",") if hop.strip()]
         if len(hops) >= trusted:
-            address = hops[-trusted]
+            return str(hops[-trusted])
+    return str(request.META.get("REMOTE_ADDR") or "")
+
+
+def client_address(request: HttpRequest | Request) -> str:
+    """``peer_address`` for counting: an IPv6 client counts as its /64, which is what one gets."""
+    address = peer_address(request)
     try:
         parsed = ip_address(address.split("%")[0])
     except ValueError:

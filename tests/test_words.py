@@ -24,6 +24,7 @@ MODULES = [
             "asks",
             "curves",
             "heat",
+            "metrics",
             "notices",
             "overview",
             "pool_pages",

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from jobs import snapshot
 from jobs.apply import plan_apply, reasons_store
+from jobs.counts import PARTS, pass_counted, pass_failed
 from jobs.notify import pass_begun
 from jobs.scheduler import plan
 
@@ -96,10 +97,17 @@ def schedule_pass(*, wait_s: float = 10.0, now: datetime | None = None) -> PassR
         if now is None:
             time.sleep(_gather_s(time.monotonic() - _passed_at))
         pass_begun()
+        began = time.monotonic()
         try:
-            return pass_run(now)
+            result = pass_run(now)
+        except Exception:
+            pass_failed()
+            raise
         finally:
             _passed_at = time.monotonic()
+        parts = {part: getattr(result, f"{part}_ms") for part in PARTS}
+        pass_counted(seconds=_passed_at - began, parts_ms=parts, started=len(result.started))
+        return result
 
 
 def pass_run(now: datetime | None = None) -> PassResult:

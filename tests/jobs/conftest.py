@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from pytest_django.fixtures import Settings
 
+from tests.nodes.conftest import live_redis, no_redis  # noqa: F401
+
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, settings: Settings) -> None:
