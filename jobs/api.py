@@ -21,7 +21,7 @@ from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import told_read
 from jobs.parameters import bad_parameter, job_find
 from jobs.schemas import EventSchema, JobSchema, UsageSchema, WhySchema
-from jobs.selectors import jobs_visible_to, queue_position, told_of
+from jobs.selectors import is_by_submit, jobs_visible_to, queue_position, told_of
 from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json, wait_json
 from nodes import telemetry
 from nodes.api import pool_overview
@@ -69,7 +69,7 @@ def jobs_rows(user: User, page: list[Job]) -> list[dict[str, Any]]:
     told = told_read(waiting)
     places: dict[int, int | None] = {pk: one.position for pk, one in told.items()}
     waiting -= places.keys()
-    if waiting:
+    if waiting and is_by_submit():
         queue = Job.objects.filter(state=JobState.WAITING, held=False, want_cancel=False).order_by("-priority", "submitted_at", "id")
         places |= {pk: place for place, pk in enumerate(queue.values_list("pk", flat=True)[:QUEUE_HEAD], start=1) if pk in waiting}
     return [job_json(job, reader=user, attempt=_current(job), position=places.get(job.pk), told=told.get(job.pk)) for job in page]

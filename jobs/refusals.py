@@ -14,6 +14,7 @@ _INVALID_STATE = {
     "": gettext_lazy("Job %(job)s is %(state)s; this is not possible now."),
     "cancel": gettext_lazy("Job %(job)s can't be cancelled: it is %(state)s."),
     "hold": gettext_lazy("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
+    "replace": gettext_lazy("Job %(job)s does not wait any more (%(state)s), so nothing was submitted in its place."),
     "alternatives": gettext_lazy("Job %(job)s is %(state)s; only for a waiting job there is something that starts sooner."),
     "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
 }

@@ -7,6 +7,7 @@ from django.db.models import Q, QuerySet
 from jobs.lifecycle import JobState
 from jobs.models import Attempt, Job, Rank
 from jobs.outlooks import Told, told_read
+from jobs.policy import policy_current
 from quotas.models import User
 
 
@@ -36,11 +37,20 @@ def told_of(job: Job) -> Told | None:
 
 
 def queue_position(job: Job, told: Told | None) -> int | None:
-    """Place in the queue, 1 = head; None for a job that does not take part. By the latest forecast; before there is one,
-    by time of submit (one query)."""
+    """Place in the queue, 1 = head, by the latest forecast; None for a job that does not take part.
+
+    Before there is a forecast: by priority and time of submit where the policy's order is that (one query), else not known.
+    """
     if job.state != JobState.WAITING or job.held:
         return None
-    return told.position if told is not None else wait_ahead(job) + 1
+    if told is not None:
+        return told.position
+    return wait_ahead(job) + 1 if is_by_submit() else None
+
+
+def is_by_submit() -> bool:
+    """Whether the rows alone tell whose turn it is."""
+    return policy_current().order == "fifo"
 
 
 def attempt_latest(job: Job) -> Attempt | None:

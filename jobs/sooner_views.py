@@ -53,12 +53,12 @@ def _piece(into: str, html: str) -> bytes:
     return json.dumps({"into": into, "html": html}, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
-def _pieces(found: Iterable[Option], *, job: Job | None, now: datetime) -> Iterator[bytes]:
+def _pieces(found: Iterable[Option], *, job: Job | None, now: datetime, user: User | None = None) -> Iterator[bytes]:
     count = 0
     try:
         for option in found:
             count += 1
-            yield _piece("options", render_to_string("jobs/_option.html", option_context(option, job=job, now=now)))
+            yield _piece("options", render_to_string("jobs/_option.html", option_context(option, job=job, now=now, reader=user)))
         if not count:
             yield _piece("options", render_to_string("jobs/_option_none.html"))
     except DomainError as error:
@@ -66,9 +66,10 @@ def _pieces(found: Iterable[Option], *, job: Job | None, now: datetime) -> Itera
     yield _piece("pending", "")
 
 
-def option_context(option: Option, *, job: Job | None, now: datetime) -> dict[str, Any]:
+def option_context(option: Option, *, job: Job | None, now: datetime, reader: User | None = None) -> dict[str, Any]:
     """``job`` None: it is offered to the submit form."""
     return {
+        "is_own": job is not None and reader is not None and job.owner_id == reader.pk,
         "option": option,
         "job": job,
         "is_now": option.p50 <= now.timestamp(),
@@ -124,10 +125,10 @@ def job_sooner(request: HttpRequest, id: int) -> HttpResponseBase:
         return busy
     now = timezone.now()
     if is_stream:
-        return lines_stream(request, _pieces(_options(job, now=now), job=job, now=now))
+        return lines_stream(request, _pieces(_options(job, now=now), job=job, now=now, user=user))
     trouble, found = "", []
     try:
-        found = [option_context(option, job=job, now=now) for option in job_options(job, now=now)]
+        found = [option_context(option, job=job, now=now, reader=user) for option in job_options(job, now=now)]
     except DomainError as error:
         trouble = refusals.error_text(error.code, error.params)
     return render(request, "jobs/sooner.html", {"job": job, "found": found, "trouble": trouble})

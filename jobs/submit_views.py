@@ -23,6 +23,7 @@ from jobs.clone import initial_from
 from jobs.errors import IdempotencyConflict
 from jobs.forecast import Forecast, forecast
 from jobs.forms import JobForm, body_sha256
+from jobs.lifecycle import JobState
 from jobs.models import Job
 from jobs.page_data import jobs_with_places
 from jobs.policy import policy_current
@@ -176,30 +177,51 @@ def job_new(request: HttpRequest) -> HttpResponse:
         values, left_out = initial_from(source, reader=user)
         initial |= values
         more |= {"source": source, "left_out": left_out}
+        if "instead" in request.GET and _can_replace(source, user):
+            more["instead"] = source
     initial |= {name: request.GET[name][:4096] for name in LINKED if name in request.GET}
     return _page(request, JobForm(user=user, initial=initial), **more)
 
 
+def _can_replace(job: Job, user: User) -> bool:
+    return job.state == JobState.WAITING and job.owner_id == user.pk
+
+
+def _instead(request: HttpRequest, user: User) -> Job | None:
+    """The job of one's own in whose place this one is submitted. Of any state: the service says what is not possible."""
+    text = request.POST.get("instead", "")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        return None
+    return Job.objects.filter(pk=int(text), owner=user).first()
+
+
 def _submit(request: HttpRequest, user: User) -> HttpResponse:
     form = JobForm(request.POST, user=user)
+    instead = _instead(request, user)
     key = request.POST.get("key", "")
     if not _KEY.fullmatch(key):
         key = _key_new()
     allowed, wait_s = throttle_allow("submit", f"user:{user.pk}")
     if not allowed:
         text = _("Too many submits at once; the next one is possible in %(seconds)d s.") % {"seconds": max(1, math.ceil(wait_s))}
-        return _page(request, form, status=429, trouble=text, key=key)
+        return _page(request, form, status=429, trouble=text, key=key, instead=instead)
     if not form.is_valid() or form.request is None:
-        return _page(request, form, key=key)
+        return _page(request, form, key=key, instead=instead)
+    once = {"idempotency_key": key, "body_sha256": body_sha256(form.body)}
     try:
-        job, _is_new = services.job_submit(owner=user, request=form.request, idempotency_key=key, body_sha256=body_sha256(form.body))
+        if instead is None:
+            job, _is_new = services.job_submit(owner=user, request=form.request, **once)
+        else:
+            job, _is_new = services.job_replace(job=instead, by=user, request=form.request, **once)
     except IdempotencyConflict as error:
         # Sent, gone back, changed, sent again: that is a second job, and the person shall say so.
         known = error.params.get("job")
         text = _("This form has already made job #%(job)s. Submit again to make another one.") % {"job": known}
         return _page(request, form, status=409, trouble=text)
     except DomainError as error:
-        return _page(request, form, status=error.http_status, trouble=refusals.error_text(error.code, error.params), key=key)
+        still = instead if instead is not None and Job.objects.filter(pk=instead.pk, state=JobState.WAITING).exists() else None
+        text = refusals.error_text(error.code, error.params)
+        return _page(request, form, status=error.http_status, trouble=text, key=key, instead=still)
     return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))
 
 

@@ -27,6 +27,8 @@ INLINE_JOBS = 60
 #: So many such processes at once; who comes then waits for so long.
 CHILDREN_MOST = 2
 QUEUE_S = 8.0
+#: Somebody waits for it, so it gives way less than the forecast in the background does.
+NICENESS = 3
 
 log = logging.getLogger(__name__)
 _children = threading.BoundedSemaphore(CHILDREN_MOST)
@@ -38,7 +40,7 @@ def estimate_of(view: Snapshot, job: int, policy: Policy) -> Estimate:
         found = estimate_start(view, job, policy, budget=Budget(clock=time.monotonic, seconds=INLINE_S))
         if found.after is None:
             return found
-    for answer in _child(Question(snapshot=view, policy=policy, job=job, budget_s=BUDGET_S)):
+    for answer in _child(Question(snapshot=view, policy=policy, job=job, budget_s=BUDGET_S, niceness=NICENESS)):
         if isinstance(answer, Estimate):
             return answer
     raise EstimatesBusy
@@ -48,7 +50,9 @@ def alternatives_of(
     view: Snapshot, job: int, policy: Policy, first: Estimate, *, predicted: Mapping[Request, float], most: int = MOST_ALTERNATIVES
 ) -> Iterator[Alternative]:
     """What would start sooner, each as soon as it is found. ``first``: what ``estimate_of`` said. Raises EstimatesBusy."""
-    question = Question(snapshot=view, policy=policy, job=job, first=first, most=most, predicted=predicted, budget_s=BUDGET_S)
+    question = Question(
+        snapshot=view, policy=policy, job=job, first=first, most=most, predicted=predicted, budget_s=BUDGET_S, niceness=NICENESS
+    )
     found = answers(question) if len(view.jobs) + len(view.running) <= INLINE_JOBS // 4 else _child(question)
     for answer in found:
         if isinstance(answer, Alternative):

@@ -22,7 +22,6 @@ from jobs.scheduler.simulate import Trace
 from jobs.scheduler.types import Policy, Request, Snapshot
 
 Answer = QueueOutlook | Estimate | Alternative
-NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +37,7 @@ class Question:
     most: int = 0
     predicted: Mapping[Request, float] = field(default_factory=dict)
     budget_s: float = 3.0
+    niceness: int = 10
 
 
 def answers(
@@ -115,13 +115,13 @@ def main(source: IO[bytes], sink: IO[bytes]) -> None:
         return Forked(work, clock)
 
     question: Question = pickle.load(source)  # noqa: S301 - written by the process that started this one
+    os.nice(question.niceness)
     for answer in answers(question, clock=clock, aside=aside if (os.cpu_count() or 1) > 1 else None):
         pickle.dump(answer, sink)
         sink.flush()
 
 
 if __name__ == "__main__":
-    os.nice(NICENESS)
     try:
         main(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:

@@ -16,18 +16,18 @@ from jobs.services.stop import attempt_stop
 from quotas.models import User
 
 
-def job_cancel(*, job: Job, by: User | None) -> Job:
+def job_cancel(*, job: Job, by: User | None, only_waiting: bool = False) -> Job:
     """WAITING ends at once; a live job is stopped politely and ends CANCELLED, unless it ends by itself before.
 
-    Raises InvalidState when it has already succeeded or failed.
+    Raises InvalidState when it has already succeeded or failed, and with ``only_waiting`` when it has started.
     """
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         state = JobState(job.state)
         if state is JobState.CANCELLED:
             return job
-        if job.is_final:
-            raise InvalidState(params={"job": job.pk, "state": job.state, "action": "cancel"})
+        if job.is_final or (only_waiting and state is not JobState.WAITING):
+            raise InvalidState(params={"job": job.pk, "state": job.state, "action": "replace" if only_waiting else "cancel"})
         if not job.want_cancel:
             Job.objects.filter(pk=job.pk).update(want_cancel=True, cancel_by=by, cancel_at=timezone.now())
             event_add(job.pk, code="cancel_wanted", by=by.pk if by else None, epoch=job.epoch)

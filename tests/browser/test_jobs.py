@@ -184,7 +184,7 @@ def test_what_would_start_sooner_comes_by_itself_and_can_be_taken(page: Page, cl
     expect(smaller).to_contain_text("Starts now.")
     job = client.job_submit(name="patient", argv=["true"], gpu_count=3, time="0:30:00")
     page.goto(f"/jobs/{job['id']}/")
-    expect(page.locator("#job-sooner").get_by_role("link", name="Clone with this").first).to_be_visible()
+    expect(page.locator("#job-sooner").get_by_role("link", name="Use this…").first).to_be_visible()
     expect(page.locator("#job-lead")).to_contain_text("Starts ≈", timeout=30_000)  # the forecast came, and the socket told it
     page.goto("/jobs/new/?command=true&gpu_count=3&time=0:30:00")
     smaller.get_by_role("button", name="Use this").click()

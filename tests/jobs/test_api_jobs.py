@@ -12,6 +12,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 from rest_framework import serializers
 
 from jobs.lifecycle import JobState
@@ -152,7 +153,9 @@ def test_one_job_costs_the_same_whatever_its_size(api: Api, lin: User) -> None:
     assert queries(api, f"/jobs/{small.pk}") == queries(api, f"/jobs/{large.pk}") <= 6
 
 
-def test_a_waiting_job_knows_its_place(api: Api, lin: User) -> None:
+def test_a_waiting_job_knows_its_place(api: Api, lin: User, settings: Settings) -> None:
+    """First come, first served: the rows tell it. Under another order only a forecast does."""
+    settings.POLICY_ORDER = "fifo"
     now = timezone.now()
     first = job_make(submitted_at=now - timedelta(minutes=2))
     second = job_make(lin, submitted_at=now - timedelta(minutes=1))
@@ -164,6 +167,9 @@ def test_a_waiting_job_knows_its_place(api: Api, lin: User) -> None:
     why = api.get(f"/jobs/{second.pk}/why")[1]
     assert (why["position"], why["ahead"], why["state"]) == (3, 2, "WAITING")
     assert Job.objects.filter(pk=first.pk).exists()
+    settings.POLICY_ORDER = "fair"
+    assert {row["wait"]["position"] for row in api.get("/jobs/")[1]["results"]} == {None}
+    assert api.get(f"/jobs/{second.pk}/why")[1]["position"] is None
 
 
 # --- one job --------------------------------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ def test_the_api_tells_the_forecast_with_its_age(lin: User, redis_url: str, sett
 
 def test_without_redis_there_is_a_reason_and_a_place_but_no_estimate(lin: User, settings: Settings) -> None:
     settings.LIVE_REDIS_URL = "unix:///nonexistent/redis.sock"
+    settings.POLICY_ORDER = "fifo"
     _first, second = queue_of_two(lin)
     assert forecast_refresh(Last())  # it does no harm
     why = Api(lin).get(f"/jobs/{second.pk}/why")[1]

@@ -267,7 +267,8 @@ def test_a_running_job_says_where_for_how_long_and_with_what(lin: User) -> None:
     assert 'data-live="1"' in page
 
 
-def test_a_waiting_job_says_why_its_place_and_what_each_node_lacks(lin: User) -> None:
+def test_a_waiting_job_says_why_its_place_and_what_each_node_lacks(lin: User, settings: Settings) -> None:
+    settings.POLICY_ORDER = "fifo"
     busy = gpu_make(node_make("node01"))
     attempt_make(job_make(state="RUNNING", epoch=1), gpus=(busy,), exclusive=True)
     job_make()  # before it
@@ -314,7 +315,7 @@ def test_a_waiting_job_is_told_what_would_start_sooner(lin: User) -> None:
     page = text_of(browser(lin), f"/jobs/{job.pk}/sooner/")
     # 24,564 − 12,000 = 12,564 MiB are free, so that 12 GiB start; 20 GiB take the whole card.
     assert "12\N{NO-BREAK SPACE}GiB a card instead of 20\N{NO-BREAK SPACE}GiB" in page
-    assert f"/jobs/new/?from=job:{job.pk}&amp;gpu_mem=12&amp;mem_unit=G" in page
+    assert f"/jobs/new/?from=job:{job.pk}&amp;instead=1&amp;gpu_mem=12&amp;mem_unit=G" in page
 
 
 def test_a_failed_job_says_how(lin: User) -> None:

@@ -532,3 +532,44 @@ def test_any_argv_survives_the_way_through_the_form(lin: User) -> None:
         job = job_make(lin, argv=argv)
         initial, _ = initial_from(job, reader=lin)
         assert command_split(initial["command"].replace("\n", "\r\n").replace("\r\n", "\n")) == argv
+
+
+# --- in the place of a job that waits -----------------------------------------------------------------------------------
+
+
+def test_a_smaller_job_takes_the_place_of_one_that_waits(client: Client, lin: User) -> None:
+    old = job_make(lin, gpu_mem_mib=20_480)
+    page = client.get(f"/jobs/new/?from=job:{old.pk}&gpu_mem=12&instead=1").content.decode()
+    assert f'name="instead" value="{old.pk}" checked' in page
+    answer = submitted(client, gpu_mem="12", instead=str(old.pk))
+    new = Job.objects.exclude(pk=old.pk).get()
+    assert answer.headers["Location"] == f"/jobs/{new.pk}/"
+    old.refresh_from_db()
+    assert (old.state, new.state, new.gpu_mem_mib) == ("CANCELLED", "WAITING", 12_288)
+    # Sent once more, it is the same job.
+    assert submitted(client, gpu_mem="12", instead=str(old.pk)).headers["Location"] == f"/jobs/{new.pk}/"
+    assert Job.objects.count() == 2
+
+
+def test_where_the_new_one_is_refused_the_old_one_waits_on(client: Client, lin: User) -> None:
+    old = job_make(lin, gpu_mem_mib=20_480)
+    answer = submitted(client, gpu_mem="500", instead=str(old.pk))
+    assert "500 GiB" in answer.content.decode()
+    assert f'name="instead" value="{old.pk}" checked' in answer.content.decode()
+    old.refresh_from_db()
+    assert (old.state, Job.objects.count()) == ("WAITING", 1)
+
+
+def test_a_job_that_has_started_is_not_replaced(client: Client, lin: User) -> None:
+    old = job_make(lin, state="RUNNING", epoch=1)
+    answer = submitted(client, gpu_mem="4", instead=str(old.pk))
+    assert answer.status_code == 409
+    assert f"Job {old.pk} does not wait any more (RUNNING), so nothing was submitted in its place." in answer.content.decode()
+    assert Job.objects.count() == 1
+
+
+def test_nobody_replaces_another_s_job(client: Client) -> None:
+    other = job_make()
+    submitted(client, gpu_mem="4", instead=str(other.pk))
+    other.refresh_from_db()
+    assert (other.state, Job.objects.count()) == ("WAITING", 2)

@@ -1,0 +1,24 @@
+"""Another job in the place of one that waits: both at once, or neither."""
+
+from __future__ import annotations
+
+from django.db import transaction
+
+from jobs.models import Job
+from jobs.requests import JobRequest
+from jobs.services.control import job_cancel
+from jobs.services.submit import job_submit
+from quotas.models import User
+
+
+def job_replace(
+    *, job: Job, by: User, request: JobRequest, idempotency_key: str | None = None, body_sha256: str | None = None
+) -> tuple[Job, bool]:
+    """Cancels the waiting job and submits the request, in one transaction: it is never in the queue twice, and nothing is lost where
+    the submit is refused. Answers as ``job_submit`` does, and raises what that raises, and
+
+        InvalidState: the job has started or ended meanwhile; nothing is submitted.
+    """
+    with transaction.atomic():
+        job_cancel(job=job, by=by, only_waiting=True)
+        return job_submit(owner=by, request=request, idempotency_key=idempotency_key, body_sha256=body_sha256)
