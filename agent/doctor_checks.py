@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -152,15 +153,17 @@ def _cards(facts: Facts) -> Iterator[Check]:
     for layer in facts.layers:
         health = {h.uuid: h for h in layer.health}
         status = {s.uuid: s for s in layer.status}
+        parts = Counter(g.parent for g in layer.cards.gpus if g.parent is not None)
         for gpu in layer.cards.gpus:
-            yield from _card(gpu, status.get(gpu.uuid), health.get(gpu.uuid))
+            yield from _card(gpu, status.get(gpu.uuid), health.get(gpu.uuid), parts[gpu.uuid])
         yield from _all_well(layer, health)
         whole = [g for g in layer.cards.gpus if g.vendor == "nvidia" and g.parent is None and not g.simulated]
         if len(whole) > 1 and not layer.cards.links:
             yield Check(level="warn", area="topology", code="topology_unknown", params={"count": len(whole)})
 
 
-def _card(gpu: GpuInfo, status: GpuStatus | None, health: GpuHealth | None) -> Iterator[Check]:
+def _card(gpu: GpuInfo, status: GpuStatus | None, health: GpuHealth | None, parts: int) -> Iterator[Check]:
+    """``parts``: how many MIG parts it is cut into."""
     about = {"model": gpu.model, "total_mib": gpu.total_mib}
     if status is None or status.error is not None:
         error = "missing" if status is None else status.error
@@ -168,8 +171,9 @@ def _card(gpu: GpuInfo, status: GpuStatus | None, health: GpuHealth | None) -> I
         return
     if gpu.total_mib is None and gpu.unified:
         yield Check(level="pass", area="card", code="card_shared", gpu=gpu.index, params=about)
+    elif parts:
+        yield Check(level="pass", area="card", code="card_cut", gpu=gpu.index, params={**about, "parts": parts})
     elif gpu.total_mib is None:
-        # Of a card that is cut into parts this is as it should be; its parts are listed, too.
         yield Check(level="warn", area="card", code="memory_unknown", gpu=gpu.index, params=about)
     else:
         yield Check(level="pass", area="card", code="card_ok", gpu=gpu.index, params=about)

@@ -116,11 +116,17 @@ SAYS: dict[str, Words] = {
         "{model} 没有独立显存：仅显示，不接受任务。",
         "",
     ),
+    "card_cut": (
+        "{model} is cut into {parts} MIG part(s), which take the work.",
+        "",
+        "{model} 已切分为 {parts} 个 MIG 实例，由实例接受任务。",
+        "",
+    ),
     "memory_unknown": (
         "{model} does not tell its memory: it is shown and takes no work.",
-        "If it is cut into MIG parts, that is as it should be.",
+        "In MIG mode, make parts of it (nvidia-smi mig -cgi … -C); else update the driver.",
         "{model} 没有给出显存大小：仅显示，不接受任务。",
-        "如果已切分为 MIG 实例，则属正常。",
+        "MIG 模式下请创建实例（nvidia-smi mig -cgi … -C）；否则请更新驱动。",
     ),
     "remap_failed": (
         "The spare rows of its memory are used up.",

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agent.backends.base import BackendError, BackendHang, Cards, HardwareBackend, HardwareEvent, Placed
+from agent.backends.base import BackendError, BackendHang, Cards, Complaints, HardwareBackend, HardwareEvent, Placed
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, LinkInfo, from_json
 
 log = logging.getLogger("nebula-agent")
@@ -76,7 +76,7 @@ class Reader:
     """Takes samples of an open backend; the slow facts with the first and then every HEALTH_S."""
 
     def __init__(self, backend: HardwareBackend) -> None:
-        self._backend = backend
+        self._backend, self._complaints = backend, Complaints(log)
         self._health_at = float("-inf")
 
     def take(self, *, processes: bool, at: float) -> Sample:
@@ -87,7 +87,7 @@ class Reader:
             listed = backend.get_process_list() if processes else None
             health = None
             if at - self._health_at >= HEALTH_S:
-                health, self._health_at = tuple(backend.get_health()), at
+                health, self._health_at = self._health(), at
             return Sample(
                 at=at,
                 cards=backend.inventory(),
@@ -99,6 +99,21 @@ class Reader:
         except BackendError as error:
             self._health_at = float("-inf")
             return Sample(at=at, error=str(error), error_kind=error.kind)
+        except BackendHang:
+            raise
+        except Exception as error:  # a fault of ours must not look like a driver that hangs
+            self._complaints.make(f"The {backend.name} backend failed.", error)
+            return Sample(at=at, error=f"The {backend.name} backend failed: {type(error).__name__}.", error_kind="backend_error")
+
+    def _health(self) -> tuple[GpuHealth, ...] | None:
+        """The slow facts; where they can't be had, the light status is told without them."""
+        try:
+            return tuple(self._backend.get_health())
+        except (BackendError, BackendHang):
+            raise
+        except Exception as error:
+            self._complaints.make(f"The slow facts of the {self._backend.name} backend cannot be read.", error)
+            return None
 
 
 class InlineProbe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ from typing import Any, NoReturn
 
 from agent.backends.base import BackendError, HardwareBackend
 from agent.probe import Reader, Sample, sample_to
+
+log = logging.getLogger("nebula-agent")
 
 #: A driver that does not open, or has no card, is looked at again so often.
 REOPEN_S = 30.0
@@ -74,6 +77,9 @@ def samples_take(backend: HardwareBackend, requests: Iterator[bool]) -> Iterator
                 backend.initialize()
             except BackendError as error:
                 failure = error
+            except Exception as error:  # a fault of ours must not look like a driver that hangs
+                log.exception("The %s backend cannot be opened.", backend.name)
+                failure = BackendError(f"The {backend.name} backend cannot be opened: {type(error).__name__}.")
         if failure is not None:
             sample = Sample(at=now, error=str(failure), error_kind=failure.kind)
         else:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.backends.base import BackendError, Cards, HardwareEvent, Placed, Sanity, describe
+from agent.backends.base import BackendError, Cards, Complaints, HardwareEvent, Placed, Sanity, describe
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, LinkInfo
 
 log = logging.getLogger("nebula-agent")
@@ -63,7 +63,7 @@ class AmdBackend:
 
     def __init__(self, amdsmi: Any | None = None) -> None:
         """``amdsmi``: the module; None = look for it when the backend is opened."""
-        self.sanity = Sanity()
+        self.sanity, self._complaints = Sanity(), Complaints(log)
         self._given = amdsmi
         self._smi: Any = None
         self._cards: list[_Card] = []
@@ -176,8 +176,8 @@ class AmdBackend:
             if status == GpuStatus(uuid=uuid, throttle=None):
                 return GpuStatus(uuid=uuid, error="unreadable")  # a card that tells nothing at all is not a healthy one
             return self.sanity.sane(status)
-        except Exception:  # whatever one card makes of a call, the others are told
-            log.exception("Card %s cannot be read.", uuid)
+        except Exception as error:  # whatever one card makes of a call, the others are told
+            self._complaints.make(f"Card {uuid} cannot be read.", error)
             return GpuStatus(uuid=uuid, error="unreadable")
 
     def _clock(self, handle: Any, kind: Any) -> int | None:

@@ -6,6 +6,7 @@ carries `error` and Nones, the rest are complete.
 
 from __future__ import annotations
 
+import logging
 import pwd
 import time
 from collections.abc import Mapping, Sequence
@@ -199,6 +200,20 @@ class Sanity:
         """An event for each field of a card that told nonsense for the first time; each once."""
         found, self._events = self._events, []
         return found
+
+
+class Complaints:
+    """Logs what should not have happened with its traceback once, and not again at every sample."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._made: set[tuple[str, type[BaseException]]] = set()
+
+    def make(self, what: str, error: Exception) -> None:
+        key = (what, type(error))
+        if key not in self._made:
+            self._made.add(key)
+            self._log.error("%s", what, exc_info=error)
 
 
 def sane(status: GpuStatus, sanity: Sanity | None = None) -> GpuStatus:

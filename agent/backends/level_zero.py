@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.backends import level_zero_abi as abi
-from agent.backends.base import BackendError, Cards, HardwareEvent, Placed, Sanity, describe
+from agent.backends.base import BackendError, Cards, Complaints, HardwareEvent, Placed, Sanity, describe
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus
 
 log = logging.getLogger("nebula-agent")
@@ -62,7 +62,7 @@ class LevelZeroBackend:
 
     def __init__(self, path: str = LOADER) -> None:
         """``path``: the loader library, a name for the linker or a file."""
-        self.sanity = Sanity()
+        self.sanity, self._complaints = Sanity(), Complaints(log)
         self._path = path
         self._zes: abi.Sysman | None = None
         self._cards: list[_Card] = []
@@ -89,8 +89,8 @@ class LevelZeroBackend:
         for device in devices:
             try:
                 card = self._open_card(zes, device, len(self._cards))
-            except Exception:
-                log.exception("An Intel device cannot be read.")
+            except Exception as error:
+                self._complaints.make("An Intel device cannot be opened.", error)
                 continue
             if card is not None:
                 self._cards.append(card)
@@ -244,8 +244,8 @@ class LevelZeroBackend:
         except _Lost as error:
             card.before.clear()
             return GpuStatus(uuid=uuid, error=error.error)
-        except Exception:  # whatever one card makes of a call, the others are told
-            log.exception("Card %s cannot be read.", uuid)
+        except Exception as error:  # whatever one card makes of a call, the others are told
+            self._complaints.make(f"Card {uuid} cannot be read.", error)
             return GpuStatus(uuid=uuid, error="unreadable")
 
     def _used(self, zes: abi.Sysman, card: _Card) -> int | None:
@@ -327,8 +327,8 @@ class LevelZeroBackend:
                 )
             except _Lost:
                 continue  # its status says so
-            except Exception:
-                log.exception("The slow facts of card %s cannot be read.", card.info.uuid)
+            except Exception as error:
+                self._complaints.make(f"The slow facts of card {card.info.uuid} cannot be read.", error)
         return found
 
     def _errors(self, zes: abi.Sysman, card: _Card, kind: int) -> int | None:

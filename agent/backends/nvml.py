@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agent.backends.base import BackendError, Cards, HardwareEvent, Placed, Sanity, bus_slot, describe, host_memory_mib
+from agent.backends.base import BackendError, Cards, Complaints, HardwareEvent, Placed, Sanity, bus_slot, describe, host_memory_mib
 from agent.backends.kernel_log import KernelLog, XidLine
 from agent.backends.nvml_health import MIB, health_read, throttle_read
 from agent.backends.nvml_lib import Nvml, explain, nvml_present, versions_differ
@@ -53,7 +53,7 @@ class NvmlBackend:
     def __init__(self, *, xid_wait_ms: int = 1000, kernel_log: str | None = None, root: str = "/") -> None:
         """``xid_wait_ms``: how long one wait for an event lasts; `cleanup` waits for its end. ``kernel_log``: the file of
         the kernel's messages, None = not read. ``root``: where /sys and /proc are."""
-        self.sanity = Sanity()
+        self.sanity, self._complaints = Sanity(), Complaints(log)
         self._xid_wait_ms, self._kernel_log_path, self._root = xid_wait_ms, kernel_log, root
         self._nvml: Nvml | None = None
         self._cards: list[_Card] = []
@@ -99,7 +99,9 @@ class NvmlBackend:
             try:
                 handle = raw.nvmlDeviceGetHandleByIndex(index)
                 info = self._info(nvml, handle, index)
-            except raw.NVMLError as error:
+            except Exception as error:  # NVML's own, and whatever else one card makes of a call
+                if not isinstance(error, raw.NVMLError):
+                    self._complaints.make(f"Card {index} cannot be opened.", error)
                 self._unread += 1
                 self._events.append(HardwareEvent(kind="card_unreadable", data={"index": index, "error": str(error)}, at=time.time()))
                 continue
@@ -111,7 +113,11 @@ class NvmlBackend:
             slot = bus_slot(info.pci_bus_id)
             if slot is not None:
                 self._by_slot[slot] = info.uuid
-        self._links = tuple(links_find(nvml, [Place(c.handle, c.info.uuid, c.info.pci_bus_id) for c in cards]))
+        try:
+            self._links = tuple(links_find(nvml, [Place(c.handle, c.info.uuid, c.info.pci_bus_id) for c in cards]))
+        except Exception as error:  # the cards are there, whatever is between them
+            self._complaints.make("The way between the cards cannot be read.", error)
+            self._links = ()
         # Parts come after the cards, whose index is their place among the cards.
         self._cards = [*cards, *(replace(p, info=replace(p.info, index=self._count + i)) for i, p in enumerate(parts))]
         handles = {c.info.uuid: c.handle for c in cards}
@@ -212,8 +218,8 @@ class NvmlBackend:
             return self.sanity.sane(self._card_status(nvml, card))
         except nvml.raw.NVMLError as error:
             return GpuStatus(uuid=uuid, error="reset_required" if error.value == nvml.raw.NVML_ERROR_RESET_REQUIRED else "lost")
-        except Exception:  # whatever one card makes of a call, the others are told
-            log.exception("Card %s cannot be read.", uuid)
+        except Exception as error:  # whatever one card makes of a call, the others are told
+            self._complaints.make(f"Card {uuid} cannot be read.", error)
             return GpuStatus(uuid=uuid, error="unreadable")
 
     def _card_status(self, nvml: Nvml, card: _Card) -> GpuStatus:
@@ -255,8 +261,8 @@ class NvmlBackend:
                 found.append(self.sanity.healthy(health_read(nvml, card.handle, card.info.uuid)))
             except nvml.raw.NVMLError:
                 continue  # its status says that it is lost
-            except Exception:
-                log.exception("The slow facts of card %s cannot be read.", card.info.uuid)
+            except Exception as error:
+                self._complaints.make(f"The slow facts of card {card.info.uuid} cannot be read.", error)
         return found
 
     def _memory(self, nvml: Nvml, card: _Card) -> tuple[int | None, int | None, int | None]:

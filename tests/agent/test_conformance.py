@@ -349,6 +349,24 @@ def test_a_sample_survives_the_way_from_the_child(world: World) -> None:
     assert sample_from(json.loads(line), at=5.0) == sample
 
 
+def test_a_fault_of_our_own_is_an_error_with_a_name_and_logged_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.backend.initialize()
+    reader = Reader(world.backend)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.backend, "get_health", fail)
+    sample = reader.take(processes=False, at=0.0)
+    assert (sample.error, sample.health, len(sample.status)) == (None, None, 2)  # the slow facts alone are missing
+    monkeypatch.setattr(world.backend, "get_status", fail)
+    for at in (1.0, 2.0, 3.0):
+        assert reader.take(processes=False, at=at).error_kind == "backend_error"
+    assert len([r for r in caplog.records if r.exc_info]) == 2
+
+
 def test_ranks_and_events_are_no_trouble(world: World) -> None:
     world.backend.initialize()
     world.backend.placed([Placed(rank="1.1.0", pids=(1,), gpus=(GpuGrant(uuid="GPU-nowhere", mib=1),))])

@@ -93,6 +93,13 @@ def test_a_machine_that_is_well_has_only_passes() -> None:
     assert {"persistence_off_not", "pcie_narrow_not", "bar1_small_not"} <= {c.code for c in checks}
 
 
+CUT = with_layer(
+    cards=Cards(
+        gpus=(replace(CARD, total_mib=None), replace(CARD, uuid="MIG-1", index=1, parent="GPU-1", profile="1g.10gb", total_mib=10112)),
+        driver_version="570.86",
+    ),
+    status=(STATUS, replace(STATUS, uuid="MIG-1")),
+)
 CASES: list[tuple[Facts, list[tuple[str, str]]]] = [
     (replace(WELL, config=None, endpoint=None, node=None), [("warn", "config_none")]),
     (replace(WELL, config=None, endpoint=None, config_error="node_id is missing in agent.toml."), [("fail", "config_bad")]),
@@ -155,6 +162,10 @@ def test_each_trouble_is_found_and_nothing_else(facts: Facts, expected: list[tup
     assert trouble(facts) == expected
 
 
+def test_a_card_in_mig_parts_is_well_without_memory_of_its_own() -> None:
+    assert trouble(CUT) == []
+
+
 def test_two_cards_without_a_told_way_between_them() -> None:
     other = replace(CARD, uuid="GPU-2", index=1)
     cards = Cards(gpus=(CARD, other), driver_version="570.86")
@@ -165,7 +176,7 @@ def test_two_cards_without_a_told_way_between_them() -> None:
 
 
 def test_everything_it_can_find_has_words_in_both_languages() -> None:
-    checks = [check for facts, _ in [(WELL, []), *CASES] for check in judge(facts)]
+    checks = [check for facts, _ in [(WELL, []), (CUT, []), *CASES] for check in judge(facts)]
     for check in checks:
         for chinese in (False, True):
             text = line(check, chinese=chinese)

@@ -240,6 +240,22 @@ def test_what_holds_the_clocks_down_is_said_in_words(machine: Machine, backend: 
     assert [s.throttle for s in backend.get_status()] == [words, words]
 
 
+def test_a_call_that_breaks_our_own_code_costs_one_card_and_one_line_in_the_log(
+    machine: Machine, backend: NvmlBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    uuids = [machine.card(), machine.card()]
+    backend.initialize()
+    real, first = pynvml.nvmlDeviceGetPowerUsage, backend._cards[0].handle
+
+    def broken(handle: object) -> object:
+        return "much" if handle is first else real(handle)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", broken)
+    for _ in range(3):
+        assert [(s.uuid, s.error) for s in backend.get_status()] == [(uuids[0], "unreadable"), (uuids[1], None)]
+    assert len(caplog.records) == 1
+
+
 # --- MIG ---------------------------------------------------------------------------------------------------------------
 
 
