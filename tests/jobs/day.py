@@ -81,9 +81,7 @@ def people_make(lab: Lab) -> list[tuple[User, Project]]:
     return [(user, shared if number < 3 else project_personal(user)) for number, user in enumerate(users)]
 
 
-def workload(
-    people: Sequence[tuple[User, Project]], *, jobs: int, seed: int, day_s: int, load: float = 1.1, cards: int = 14
-) -> list[Coming]:
+def workload(people: Sequence[tuple[User, Project]], *, jobs: int, seed: int, day_s: int, load: float, cards: int = 14) -> list[Coming]:
     """``load``: card time asked for ÷ card time of the day. Whole seconds, so that both databases and floats hold them exactly."""
     rng = random.Random(seed)
     kinds, often = [kind for kind, _ in KINDS], [times for _, times in KINDS]
