@@ -21,6 +21,9 @@ from typing import Any
 HERE = Path(__file__).parent
 PASSES = {"pass_1k_20_ms": (1_000, 20), "pass_1k_1k_ms": (1_000, 1_000), "pass_10k_1k_ms": (10_000, 1_000)}
 
+#: On PostgreSQL, from the snapshot to the last row written.
+REAL_PASSES = {"realpass_100_20": (100, 20), "realpass_1k_200": (1_000, 200)}
+
 
 def part(module: str, *args: str) -> dict[str, Any]:
     """The JSON that a part prints last. Its complaints go to our standard error."""
@@ -36,6 +39,9 @@ def measure(*, is_short: bool) -> dict[str, float]:
     for name, (jobs, cards) in PASSES.items():
         found[name] = float(part("bench.passes", "--jobs", str(jobs), "--cards", str(cards))["ms"])
     found |= packing_measure(is_short=is_short) | waits_measure(is_short=is_short)
+    for name, (jobs, cards) in REAL_PASSES.items():
+        real = part("bench.live.realpass", "--jobs", str(jobs), "--cards", str(cards), "--rounds", "3" if is_short else "7")
+        found |= {f"{name}_ms": real["least_ms"], f"{name}_statements": real["statements"]}
     found |= part("bench.forecasts", "--repeat", "1" if is_short else "3")
     served = part("bench.live.served", "--rounds", "10" if is_short else "30")
     found |= {f"served_{name}": float(served[name]["least"]) for name in ("why_ms", "list_ms")}
