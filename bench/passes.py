@@ -1,24 +1,31 @@
 """What one scheduling pass costs: ``plan()`` alone over a synthetic backlog on a busy cluster.
 
-python -m bench.passes --jobs 10000 --cards 1000 [--seed 1] [--repeat 3] [--json]
+python -m bench.passes --jobs 10000 --cards 1000 [--seed 1] [--repeat 3] [--referee pass_bench.py] [--json]
 
 Cluster: nodes of 8 cards (of 4 below 40 cards) of 24576 MiB with telemetry; of the cards 60 % are held by whole-card jobs and 15 %
 hold one slice. Queue: 70 % want one card (40 % of those a part of it), 20 % two or four, 10 % all of a node.
-Times are the least of the repeats, in ms; each repeat plans a snapshot that was built anew, and building it is not timed.
+Times are the least of the repeats, in ms; each repeat plans a snapshot that was built anew, and building it is not timed. After each
+repeat the yardstick (yardstick.py) is timed over the same snapshot, and ``indexed`` of a referee's pass_bench.py over its own such
+backlog, if that is at hand; the ratios are to these.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import time
+from pathlib import Path
+from types import ModuleType
 
+from bench import yardstick
 from jobs.scheduler import Gpu, Job, Node, Policy, Request, Running, Slice, Snapshot, plan
 
 CARD_MIB = 24_576
 SHARES_MIB = (5_400, 7_800, 11_500, 12_288, 16_000)
 LIMITS_S = (900, 3_600, 14_400, 86_400)
+REFEREE = Path(__file__).parents[2] / "shared" / "tools" / "referee" / "pass_bench.py"
 
 
 def backlog(*, jobs: int, cards: int, seed: int) -> Snapshot:
@@ -75,9 +82,22 @@ def _job(rng: random.Random, number: int, per_node: int, requests: dict[Request,
     return Job(id=number, request=request, submitted=rng.random(), user=rng.randrange(40), time_limit_s=rng.choice(LIMITS_S))
 
 
-def measure(*, jobs: int, cards: int, seed: int, repeat: int) -> dict[str, float | int]:
-    """Plan the backlog ``repeat`` times: the least time in ms, and what came of it."""
+def referee_load(path: Path) -> ModuleType | None:
+    """A file with ``make(jobs, cards)`` and ``indexed(…)``; None if there is none."""
+    spec = importlib.util.spec_from_file_location("pass_bench", path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def measure(*, jobs: int, cards: int, seed: int, repeat: int, referee: Path = REFEREE) -> dict[str, float | int]:
+    """Plan the backlog ``repeat`` times: the least time in ms, what came of it, and the ratios to what else was timed."""
     times: list[float] = []
+    bare: list[float] = []
+    indexed: list[float] = []
+    other = referee_load(referee)
     placed = 0
     for _ in range(repeat):
         snapshot = backlog(jobs=jobs, cards=cards, seed=seed)
@@ -85,7 +105,21 @@ def measure(*, jobs: int, cards: int, seed: int, repeat: int) -> dict[str, float
         result = plan(snapshot, Policy())
         times.append(time.perf_counter() - began)
         placed = len(result.placements)
-    return {"jobs": jobs, "cards": cards, "seed": seed, "repeat": repeat, "placed": placed, "ms": round(min(times) * 1e3, 3)}
+        plain = yardstick.bare_of(snapshot)
+        began = time.perf_counter()
+        yardstick.place(plain)
+        bare.append(time.perf_counter() - began)
+        del snapshot, result, plain
+        if other is not None:
+            made = other.make(jobs, cards)
+            began = time.perf_counter()
+            other.indexed(*made)
+            indexed.append(time.perf_counter() - began)
+    found: dict[str, float | int] = {"jobs": jobs, "cards": cards, "seed": seed, "repeat": repeat, "placed": placed}
+    found |= {"ms": round(min(times) * 1e3, 3), "yardstick_ms": round(min(bare) * 1e3, 3), "ratio": round(min(times) / min(bare), 2)}
+    if indexed:
+        found |= {"indexed_ms": round(min(indexed) * 1e3, 3), "indexed_ratio": round(min(times) / min(indexed), 2)}
+    return found
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -94,16 +128,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--cards", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--referee", type=Path, default=REFEREE, help="a pass_bench.py to compare with, if there is one")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     for name in ("jobs", "cards", "repeat"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
-    result = measure(jobs=args.jobs, cards=args.cards, seed=args.seed, repeat=args.repeat)
+    result = measure(jobs=args.jobs, cards=args.cards, seed=args.seed, repeat=args.repeat, referee=args.referee)
     if args.json:
         print(json.dumps(result))
     else:
-        print(f"{result['jobs']} jobs × {result['cards']} cards: {result['ms']} ms, {result['placed']} placed")
+        ratios = f"{result['ratio']} × the yardstick's {result['yardstick_ms']} ms"
+        if "indexed_ms" in result:
+            ratios += f", {result['indexed_ratio']} × indexed's {result['indexed_ms']} ms"
+        print(f"{result['jobs']} jobs × {result['cards']} cards: {result['ms']} ms, {result['placed']} placed; {ratios}")
 
 
 if __name__ == "__main__":

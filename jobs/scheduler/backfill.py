@@ -60,7 +60,7 @@ class Ends:
 
     def _key(self, run: Running) -> EndKey:
         now, policy = self._now, self._policy
-        elapsed = max(now - run.started, 0.0)
+        elapsed = now - run.started if now > run.started else 0.0
         limit = run.time_limit_s
         if limit is None:
             if elapsed >= policy.limit_max_s:
@@ -71,7 +71,7 @@ class Ends:
             left = (policy.limit_max_s if limit is None else limit) - elapsed
         else:
             left = remaining_s(elapsed_s=elapsed, limit_s=limit, predicted_s=run.predicted_s, policy=policy, strict=self._is_strict)
-        return (now + max(left, SOON_S), run.started)
+        return (now + (left if left > SOON_S else SOON_S), run.started)
 
     def job_end(self, job: Job) -> float:
         """When the job would count as ended if it started now."""
@@ -86,12 +86,12 @@ class Ends:
             return None
         key = self._keys.get(job)
         if key is None:
-            placed = self.placed.get(job)
-            if placed is not None:
-                key = (self.job_end(placed), self._now)
+            run = self._running.get(job)
+            if run is not None:
+                key = self._key(run)
             else:
-                run = self._running.get(job)
-                key = RELEASING if run is None else self._key(run)
+                placed = self.placed.get(job)
+                key = RELEASING if placed is None else (self.job_end(placed), self._now)
             self._keys[job] = key
         return key
 

@@ -115,7 +115,10 @@ class Buckets:
         elif self._seen != (moved, emptied):
             before, emptied_before = self._seen
             for card in pool.moved[before:]:
-                self._sort_in(pool.nodes[card.at], card)
+                if card.free_mib > 0:
+                    self._sort_in(pool.nodes[card.at], card)
+                else:
+                    card.bucket = -1
             # The empty cards of a node are the better the fewer there are.
             nodes = pool.log_empties[emptied_before:]
             for node in nodes if len(nodes) == 1 else dict.fromkeys(nodes):
@@ -148,7 +151,9 @@ class Buckets:
         host = node.host
         if host is None:
             host = self._pool.host_of(node)
-        is_kept, is_strained = card.aside_for is not None, card.is_strained()
+        is_kept, is_strained = card.aside_for is not None, card.strained
+        if is_strained is None:
+            is_strained = card.is_strained()
         state = (card.kind, card.free_mib, card.live)
         key = (state, host, empty, size, is_strained, is_kept)
         bucket = self._buckets.get(key)

@@ -23,6 +23,7 @@ class Candidates:
         self._shapes: dict[tuple[int, frozenset[int], bool], Shape] = {}
         losses = Losses(pool)
         self._buckets = Buckets(pool, losses)
+        self.best_card = self._buckets.best_card  # for shapes that are found by cards
         self._node_sets = NodeSets(pool, losses)
 
     def shape(self, request: Request, avoid: frozenset[int] = frozenset(), *, takes_kept: bool = False) -> Shape:
@@ -33,10 +34,6 @@ class Candidates:
             plain = self.shape(request, avoid) if takes_kept else None
             found = self._shapes[key] = Shape(request, avoid, self._pool.needs(request), plain)
         return found
-
-    def best_card(self, shape: Shape) -> PoolCard | None:
-        """The best card for a shape that is found by cards; None = it fits nowhere now. Nothing is taken yet."""
-        return self._buckets.best_card(shape)
 
     def best_sets(self, shape: Shape) -> Sequence[Candidate] | None:
         """The best card set on each of ``request.nodes`` distinct nodes; None = there are not so many now. Nothing is taken yet."""

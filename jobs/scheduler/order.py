@@ -118,7 +118,10 @@ class JobQueue:
                 if self._is_served:
                     break
         self._first = None
-        for job in self._sorted() if self.shares is None else self._by_shares(self.shares):
+        rest = self._sorted() if self.shares is None else self._by_shares(self.shares)
+        if not tried:
+            yield from rest
+        for job in rest:
             if job.id not in tried:
                 yield job
 
@@ -171,29 +174,28 @@ class JobQueue:
             if not heap:
                 return
             self._quiet = 1
-            for number, job in self._rest(base, adds=adds):
+            for _first, _key, _at, _id, number, job in self._rest(base, adds=adds):
                 lines[number].at += 1
                 yield job
                 if not self._quiet:
                     break
             longest *= 2
 
-    def _rest(self, base: Callable[[WaitingLine], tuple[Key, float]], *, adds: bool) -> Iterator[tuple[int, Job]]:
-        """The jobs that are left, as the shares are now; with each the number of its line."""
-        by_first: dict[Key, list[tuple[float, float, int, int, Job]]] = {}
+    def _rest(self, base: Callable[[WaitingLine], tuple[Key, float]], *, adds: bool) -> list[tuple[Key, float, float, int, int, Job]]:
+        """The jobs that are left in their order, as the shares are now: their keys, the numbers of their lines, and they themselves."""
+        found: list[tuple[Key, float, float, int, int, Job]] = []
         for number, line in enumerate(self._all_lines):
             if line.at < len(line.items):
                 if line.is_stale:
                     line.first, line.add = base(line)
                     line.is_stale = False
-                add, rest = line.add, by_first.setdefault(line.first, [])
+                first, add = line.first, line.add
                 if adds:
-                    rest += [(add + own, at, job_id, number, job) for own, at, job_id, job in line.items[line.at :]]
+                    found += [(first, add + own, at, job_id, number, job) for own, at, job_id, job in line.items[line.at :]]
                 else:
-                    rest += [(add, at, job_id, number, job) for _own, at, job_id, job in line.items[line.at :]]
-        for first in sorted(by_first):
-            for _key, _at, _id, number, job in sorted(by_first[first]):
-                yield number, job
+                    found += [(first, add, at, job_id, number, job) for _own, at, job_id, job in line.items[line.at :]]
+        found.sort()  # no two have one id
+        return found
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""

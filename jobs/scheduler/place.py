@@ -37,10 +37,8 @@ class Placer:
         return self.candidates.shape(request, avoid, takes_kept=takes_kept)
 
     def place(self, job: Job, shape: Shape) -> Placement | None:
-        """The placement, written into the pool; None = it does not fit now. ``shape``: of the job's request, see ``Candidates.shape``."""
-        if shape.by_card:
-            card = self.candidates.best_card(shape)
-            return None if card is None else self.pool.place_one(job.id, shape, card)
+        """The placement, written into the pool; None = it does not fit now. ``shape``: of the job's request, see ``Candidates.shape``; one
+        that is found by cards goes to ``Candidates.best_card`` and ``Pool.place_one`` instead."""
         if not shape.is_valid:
             return None
         if shape.is_plain_cpu:

@@ -75,6 +75,9 @@ class _Pass:
         self.queue = JobQueue(snapshot, policy, self.placer.pool)
         self.ends = Ends(snapshot, policy)
         self.reservations = Reservations(self.placer.pool, self.ends)
+        # What is asked for most, one card, without a detour.
+        self._best_card = self.placer.candidates.best_card
+        self._place_one = self.placer.pool.place_one
         self._has_cpu_jobs = any(request.gpu_count == 0 for request in self.placer.pool.requests)
         self._asked: dict[Request, _Asked] = {}
         self._by_object: dict[int, _Asked] = {}  # equal requests are mostly one object: that saves hashing each
@@ -164,9 +167,14 @@ class _Pass:
             shape = self.placer.shape(request, job.avoid_nodes, takes_kept=passes)
         else:
             shape = asked.shape_kept if passes else asked.shape
-        placed = self.placer.place(job, shape)
-        if placed is not None:
-            return placed
+        if shape.by_card:
+            card = self._best_card(shape)
+            if card is not None:
+                return self._place_one(job.id, shape, card)
+        else:
+            placed = self.placer.place(job, shape)
+            if placed is not None:
+                return placed
         reason = self._why(request)
         if passes or reason.code in reasons.NEVER:
             asked.failed_kept = reason
