@@ -10,6 +10,7 @@ from jobs.scheduler.plan import plan
 from jobs.scheduler.predict import Finished, History
 from jobs.scheduler.simulate import Arrival, Drain, Started, Trace, simulate
 from jobs.scheduler.types import (
+    Came,
     Gpu,
     Grant,
     Job,
@@ -33,6 +34,7 @@ __all__ = [
     "Alternative",
     "Arrival",
     "Budget",
+    "Came",
     "Drain",
     "Estimate",
     "Finished",

@@ -2,7 +2,8 @@
 
 Two runs of the simulation. *p50*: every job runs as long as predicted (one that has outlived its prediction, as long again as it
 has lived). *p90*: every job runs as long as nine in ten do, by the spread of runtimes around a prediction, but never above its limit.
-Jobs that nobody has submitted yet are not known: under an order that lets short jobs pass, they push a long job back.
+Jobs that nobody has submitted yet are drawn from those of the last days (coming.py): under an order that lets short jobs pass, they push a
+long job back. Without ``Snapshot.recent`` nothing more is expected to come.
 
 A simulation that a ``Budget`` ends early tells what it has seen, and of the rest that it starts later than that.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from jobs.scheduler.coming import coming
 from jobs.scheduler.need import need_on, nominal_mib, request_error
 from jobs.scheduler.never import never_reason
 from jobs.scheduler.predict import History, likely_s
@@ -23,7 +25,7 @@ from jobs.scheduler.types import Job, Placement, Policy, Reason, Request, Runnin
 
 #: Nine of ten jobs run at most so many times their prediction: e^(1.28 × 0.8), 0.8 being the usual spread of the logarithm.
 P90_FACTOR = math.exp(1.2816 * 0.8)
-MOST_PASSES = 2_000
+MOST_PASSES = 10_000
 MOST_ALTERNATIVES = 5
 SOONER_S = 60.0  # an alternative that gains less is no news
 
@@ -143,9 +145,23 @@ def _run(
     most_passes: int,
     watch: Callable[[float, int], bool] | None = None,
 ) -> Trace:
-    arrivals = [Arrival(job=_known(job), seconds=_runtime(job, factor)) for job in snapshot.jobs if job.hold is None]
+    waiting = [job for job in snapshot.jobs if job.hold is None]
+    arrivals = [Arrival(job=_known(job), seconds=_runtime(job, factor)) for job in waiting]
     ends = {run.job: snapshot.now + remaining_likely_s(run, snapshot.now, policy, factor) for run in snapshot.running}
-    return simulate(arrivals, snapshot, policy, history=History(), ends=ends, stop_after=stop_after, most_passes=most_passes, watch=watch)
+    wanted: int | set[int] | None = stop_after
+    if snapshot.recent:
+        arrivals += [
+            replace(item, job=_known(item.job))
+            for item in coming(snapshot, policy, runtime_s=lambda came: _limited(came.seconds * factor, came.job))
+        ]
+        if wanted is None:
+            # What comes later is simulated for what waits now, no longer than that takes.
+            never: dict[Request, bool] = {}
+            for job in waiting:
+                if job.request not in never:
+                    never[job.request] = never_reason(job.request, snapshot.nodes, policy) is not None
+            wanted = {job.id for job in waiting if not never[job.request]}
+    return simulate(arrivals, snapshot, policy, history=History(), ends=ends, stop_after=wanted, most_passes=most_passes, watch=watch)
 
 
 def _known(job: Job) -> Job:
@@ -154,7 +170,10 @@ def _known(job: Job) -> Job:
 
 
 def _runtime(job: Job, factor: float) -> float:
-    seconds = likely_s(job) * factor
+    return _limited(likely_s(job) * factor, job)
+
+
+def _limited(seconds: float, job: Job) -> float:
     return max(seconds if job.time_limit_s is None else min(seconds, job.time_limit_s), 1.0)
 
 

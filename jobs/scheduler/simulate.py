@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from jobs.scheduler.backlog import Backlog
@@ -71,7 +71,7 @@ def simulate(
     *,
     history: History | None = None,
     ends: Mapping[int, float] | None = None,
-    stop_after: int | None = None,
+    stop_after: int | Collection[int] | None = None,
     most_passes: int | None = None,
     watch: Callable[[float, int], bool | None] | None = None,
     drains: Iterable[Drain] = (),
@@ -80,20 +80,29 @@ def simulate(
 
     ``cluster``: the nodes, what runs and is taken at ``cluster.now``, and the weights then; its ``jobs`` are not looked at.
     ``history``: what is known of earlier jobs; it is added to. ``ends``: when jobs of ``cluster.running`` end; without one it
-    is the pass's own estimate. ``stop_after``: stop as soon as this job has started; ``most_passes``: stop after so many passes.
-    ``drains``: nodes that take no new work for a while. ``watch`` is told, at each event, the simulated time and how many jobs
-    have come: for showing how far it is. True = stop there.
+    is the pass's own estimate. ``stop_after``: stop as soon as this job has started, or all of these; ``most_passes``: stop after so
+    many passes. ``drains``: nodes that take no new work for a while. ``watch`` is told, at each event, the simulated time and how
+    many jobs have come: for showing how far it is. True = stop there.
     """
-    simulation = _Simulation(arrivals, cluster, policy, history=history, ends=ends or {})
+    wanted = None if stop_after is None else {stop_after} if isinstance(stop_after, int) else set(stop_after)
+    simulation = _Simulation(arrivals, cluster, policy, history=history, ends=ends or {}, wanted=wanted)
     turns = [turn for drain in drains for turn in ((drain.begin, drain.node, False), (drain.end, drain.node, True))]
     simulation.changes = sorted(turn for turn in turns if turn[0] < math.inf)
-    return simulation.run(stop_after, most_passes, watch)
+    return simulation.run(most_passes, watch)
 
 
 class _Simulation:
     def __init__(
-        self, arrivals: Iterable[Arrival], cluster: Snapshot, policy: Policy, *, history: History | None, ends: Mapping[int, float]
+        self,
+        arrivals: Iterable[Arrival],
+        cluster: Snapshot,
+        policy: Policy,
+        *,
+        history: History | None,
+        ends: Mapping[int, float],
+        wanted: set[int] | None,
     ) -> None:
+        self.wanted = wanted  # the jobs whose starts are waited for; None = all
         self.cluster = cluster
         self.policy = policy
         self.history = history if history is not None else History()
@@ -167,7 +176,7 @@ class _Simulation:
         self.usage.hold(run.user, sign * cards, self.now)
         self.project_usage.hold(run.project, sign * cards, self.now)
 
-    def run(self, stop_after: int | None, most_passes: int | None, watch: Callable[[float, int], bool | None] | None) -> Trace:
+    def run(self, most_passes: int | None, watch: Callable[[float, int], bool | None] | None) -> Trace:
         at, arrivals, turned, changes = 0, self.arrivals, 0, self.changes
         is_cut = False
         while True:
@@ -193,7 +202,7 @@ class _Simulation:
             # 2. A pass. With no memory free no job with cards can start, so none is needed.
             if self.waiting and (self.free_mib > 0 or any(request.gpu_count == 0 for request in self.waiting.by_identity.values())):
                 self._pass()
-            if stop_after is not None and stop_after in self.running:
+            if self.wanted is not None and not self.wanted:
                 break
             if most_passes is not None and self.passes >= most_passes:
                 is_cut = bool(self.ending) or at < len(arrivals) or turned < len(changes)
@@ -258,6 +267,8 @@ class _Simulation:
 
     def _start(self, placement: Placement) -> None:
         job = self.waiting.remove(placement.job)
+        if self.wanted is not None:
+            self.wanted.discard(job.id)
         parts = tuple(
             Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=job.id) for rank in placement.ranks for grant in rank.grants
         )

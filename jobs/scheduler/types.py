@@ -141,6 +141,15 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """A job that was submitted lately, whatever became of it: ``job.submitted`` is when. ``seconds``: how long it ran; of one that
+    has not ended, how long it will by its prediction."""
+
+    job: Job
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that a pass may know. INVARIANT: nodes by id, jobs by queue order (priority, submitted, id) are not
     assumed: ``plan`` sorts by stated keys itself."""
@@ -152,6 +161,8 @@ class Snapshot:
     running: tuple[Running, ...] = ()
     usage: Mapping[int, float] = field(default_factory=dict)  # user -> weight (D4): 1 + decayed usage; unknown = 1
     project_usage: Mapping[int, float] = field(default_factory=dict)  # project -> weight, likewise
+    recent: tuple[Came, ...] = ()  # all that was submitted in the last ``recent_s``: forecasts expect more of it; plans do not look
+    recent_s: float = 0.0
     mix: tuple[tuple[Request, float], ...] = ()  # what comes, by how often: packing keeps room for it; () = what waits now
 
 
