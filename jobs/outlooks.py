@@ -1,8 +1,8 @@
 """The queue's latest forecast, in Redis: made in the background by jobs/forecaster.py, served from here. Works with Redis away or empty.
 
-Key of ``settings.LIVE_REDIS_URL``: ``nebula:outlooks``, a hash of ``at`` (Unix time of the snapshot), and of each waiting job's id
-a JSON list of ``FIELDS``. It is replaced as a whole, so that one answer never mixes two forecasts. A job costs one round trip, a
-page of jobs does too.
+Key of ``settings.LIVE_REDIS_URL``: ``nebula:outlooks``, a hash of ``at`` (Unix time of the snapshot), ``head`` (the first jobs of the
+queue in its order), and of each waiting job's id a JSON list of ``FIELDS``. It is replaced as a whole, so that one answer never mixes
+two forecasts. A job costs one round trip, a page of jobs does too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ FRESH_S = 15.0
 TTL_S = 300
 FIELDS = ("position", "p50", "p90", "after", "code", "until", "behind", "place")
 WRITE_CHUNK = 2_000
+#: So many jobs at the head of the queue are named in its order.
+HEAD_MOST = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,15 @@ def told_read(ids: Iterable[int]) -> dict[int, Told]:
     return found
 
 
+def head_read() -> list[int]:
+    """The jobs at the head of the queue, the first first, by the latest forecast; empty where there is none."""
+    text = telemetry.ask(lambda c: c.hget(KEY, "head"), None)
+    try:
+        return [int(pk) for pk in json.loads(text)] if text else []
+    except (ValueError, TypeError):
+        return []
+
+
 def outlooks_write(queue: QueueOutlook, places: Mapping[int, str]) -> bool:
     """Replace the forecast. False if Redis is away."""
     rows = {
@@ -74,12 +85,14 @@ def outlooks_write(queue: QueueOutlook, places: Mapping[int, str]) -> bool:
         )
         for pk, one in queue.jobs.items()
     }
+    in_order = sorted((one.position, pk) for pk, one in queue.jobs.items() if one.position is not None)
+    head = [pk for _position, pk in in_order[:HEAD_MOST]]
     fresh = f"{KEY}:new"
 
     def write(c: redis.Redis) -> bool:
         pipe = c.pipeline(transaction=False)
         pipe.delete(fresh)
-        items = [("at", f"{queue.at:.3f}"), *rows.items()]
+        items = [("at", f"{queue.at:.3f}"), ("head", json.dumps(head)), *rows.items()]
         for start in range(0, len(items), WRITE_CHUNK):
             pipe.hset(fresh, mapping=dict(items[start : start + WRITE_CHUNK]))
         pipe.expire(fresh, TTL_S)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, cast
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, F, Q, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -18,6 +18,9 @@ from jobs import cells, heat, notices
 from jobs.ladder import MOST, Ladder, ladder_latest
 from jobs.lifecycle import FINAL, LIVE, JobState, SliceState
 from jobs.models import Job, Slice
+from jobs.outlooks import head_read, told_read
+from jobs.selectors import is_by_submit
+from jobs.waiting_page import jobs_waiting, where_text
 from jobs.wording import reason_text, why_text
 from nodes.pool import totals_of
 from quotas.models import User
@@ -127,18 +130,34 @@ def _free_context(user: User, quota: QuotaView, ladder: Ladder, *, now: datetime
 
 
 def _queue_context(user: User, waiting: Any) -> dict[str, Any]:
-    # Held jobs are in nobody's way; those of the queue come first, in its order.
-    rows = list(waiting.order_by("held", "-priority", "submitted_at", "pk").select_related("owner")[: QUEUE_SHOWN + 1])
+    now = timezone.now()
+    rows = _queue_rows(waiting)
+    told = told_read(jobs_waiting(rows))
     for row in rows:
         row.is_visible = user.is_staff or row.owner_id == user.pk
         row.is_mine = row.owner_id == user.pk
-        row.reason = why_text(row)[2] if row.is_visible else _why_for_others(row)
+        row.start, row.start_title = "", ""
+        if row.is_visible:
+            row.start, row.start_title, row.reason = where_text(row, told.get(row.pk), now=now)
+        else:
+            row.reason = _why_for_others(row)
     return {
+        "is_in_order": bool(told) or is_by_submit(),
         "queue": rows[:QUEUE_SHOWN],
         "queue_more": len(rows) > QUEUE_SHOWN,
         "queue_count": waiting.count(),
         "median_wait_s": _median_wait(timezone.now()),
     }
+
+
+def _queue_rows(waiting: QuerySet[Job]) -> list[Job]:
+    """One more than is shown. Two queries."""
+    # By the latest forecast; who came since stands behind, by time of submit. Held jobs are in nobody's way and come last.
+    places = {pk: place for place, pk in enumerate(head_read())}
+    jobs = waiting.select_related("owner")
+    first = sorted(jobs.filter(pk__in=places, held=False), key=lambda job: places[job.pk])[: QUEUE_SHOWN + 1]
+    rest = jobs.exclude(pk__in=[job.pk for job in first]).order_by("held", "-priority", "submitted_at", "pk")
+    return [*first, *rest[: QUEUE_SHOWN + 1 - len(first)]]
 
 
 def _why_for_others(job: Job) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 from pytest_django.fixtures import Settings
 
@@ -176,3 +178,25 @@ def test_the_lanes_show_the_wait_the_start_and_the_run(lin: User) -> None:
     # 1 h of waiting, half an hour to the p90, 1 h of running after the p50: 2 h in all.
     assert (shown.begin, shown.width, shown.run_width) == (50.0, 25.0, 50.0)
     assert start_range(Told(at=at, p50=None, after=at + 9), job, now=now) is None
+
+
+@pytest.mark.redis
+def test_the_overview_s_queue_is_in_the_order_of_the_forecast(lin: User, redis_url: str, settings: Settings, told_jobs: list[str]) -> None:
+    settings.LIVE_REDIS_URL = redis_url
+    first, second = queue_of_two(lin)
+    held = job_make(lin, held=True, name="held")
+    queue = outlooks_of(snapshot.build(timezone.now()), snapshot.policy_current())
+    places = {first.pk: 2, second.pk: 1}
+    turned = {pk: replace(one, position=places.get(pk)) for pk, one in queue.jobs.items()}
+    outlooks_write(replace(queue, jobs=turned), {})
+    late = job_make(lin, gpu_mem_mib=20_480)  # after the forecast: behind those that it knows
+    client = Client()
+    client.force_login(lin)
+    page = client.get("/").content.decode()
+    shown = page[page.index('id="queue"') : page.index('id="mine"')]
+    assert re.findall(r'href="/jobs/(\d+)/"', shown) == [str(job.pk) for job in (second, first, late, held)]
+    assert shown.count("<b>≈ ") == 2
+    assert "in the order in which it is served" in shown
+    outlooks.outlooks_forget()
+    page = client.get("/").content.decode()
+    assert "by time of submit" in page[page.index('id="queue"') :]
