@@ -23,6 +23,8 @@ NODES_MOST = 40
 #: The lanes show so much more than the p90, and at least so many seconds.
 LANE_ROOM = 1.15
 LANE_LEAST_S = 120.0
+#: A run that takes less of the lane has no room for its words.
+RUN_LEAST = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ def start_range(told: Told, job: Job, *, now: datetime) -> Range | None:
 
     begin_text, end_text = about(told.p50, now=now), about(now.timestamp() + last, now=now)
     run_text = ""
-    if shown_run and run_s is not None:
+    if shown_run and run_s is not None and run_s >= RUN_LEAST * whole:
         values = {"time": about(told.p50 + run_s, now=now), "duration": formats.duration(run_s)}
         run_text = (
             _("ends ≈ %(time)s, if it runs %(duration)s") if job.predicted_s is not None else _("ends by %(time)s, its limit")
