@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from agent.backends.base import Cards, HardwareEvent, Placed
 from agent.cards import CardView
@@ -107,7 +108,8 @@ def _start_of(pid: int) -> int | None:
 
 
 def _cards_load(text: str | None) -> Cards | None:
+    """The cards of an earlier run, without what was advised then: the machine may have been started anew since."""
     try:
-        return cards_from(json.loads(text)) if text is not None else None
+        return replace(cards_from(json.loads(text)), advice=()) if text is not None else None
     except (ValueError, KeyError, ProtocolError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from agent import host
 from agent.advice import card_findings, cards_advice
 from agent.backends.base import Cards
 from agent.cards import CardView, HealthDesk, SteadyAdvice, node_facts
+from agent.hardware import _cards_load
 from agent.jobenv import environment
-from agent.probe import Sample
+from agent.probe import Sample, cards_to
 from agent.protocol import GpuGrant, GpuHealth, GpuInfo, RankSpec, RdmaInfo
 
 CARD = GpuInfo(uuid="GPU-1", index=0, model="RTX 4090", vendor="nvidia", total_mib=24564, pcie_gen=4, pcie_width=16)
@@ -122,6 +124,14 @@ def test_the_inventory_holds_cards_layer_and_host() -> None:
     assert found.cpu_cores is not None
     assert found.memory_mib is not None
     assert found.memory_mib > 100
+
+
+def test_what_was_advised_before_a_restart_is_not_advised_after_it() -> None:
+    """The cards of the last run stand in while the driver does not answer; its mismatch may be long over."""
+    kept = json.dumps(cards_to(Cards(gpus=(CARD,), backends=("nvml",), advice=("driver_mismatch",))))
+    assert _cards_load(kept) == Cards(gpus=(CARD,), backends=("nvml",))
+    assert _cards_load("{}") is None  # of another version
+    assert _cards_load(None) is None
 
 
 # --- the host -----------------------------------------------------------------------------------------------------------
