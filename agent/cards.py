@@ -61,6 +61,9 @@ class CardView:
             before, now = {g.uuid for g in self.cards.gpus}, {g.uuid for g in sample.cards.gpus}
             events += [HardwareEvent(kind="missing", gpu=uuid) for uuid in sorted(before - now)]
             events += [HardwareEvent(kind="appeared", gpu=uuid) for uuid in sorted(now - before)]
+        # Fallen off the bus, whether the driver gave it a number or not.
+        was = {s.uuid for s in self.status.values() if s.error == "lost"}
+        events += [HardwareEvent(kind="lost", gpu=s.uuid) for s in sample.status if s.error == "lost" and s.uuid not in was]
         self.cards, self.status_at = sample.cards, sample.at
         listed: tuple[GpuProcess, ...] | None = None
         if sample.processes_read:

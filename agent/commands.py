@@ -7,20 +7,28 @@ here goes through a shell.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from agent.logs import output_tail
+from agent.probe import Simulation
 from agent.protocol import Command, CommandResult, GpuStatus, ProtocolError, rank_parts
 
 MAX_RUNNING = 4
 MAX_TEXT = 60_000
 DIAGNOSE_S = 30.0
+SELFTEST_S = 600.0
+RESET_S = 90.0
+#: For so long the agent itself keeps its hands off the cards while one is reset.
+RESET_REST_S = 20.0
 DIAGNOSE_ARGV = ("nvidia-smi", "-q", "-d", "MEMORY,UTILIZATION,TEMPERATURE,POWER")
 
 
@@ -33,10 +41,21 @@ class _Running:
 
 
 class CommandRunner:
-    """``output_path(rank)`` → the rank's output file or None; ``status()`` → what the cards said last."""
+    """``output_path(rank)`` → the rank's output file or None; ``status()`` → what the cards said last; ``users(uuid)`` → how many
+    ranks and processes are on a card; ``rest(seconds)`` lets go of the hardware; ``simulation``: where cards are simulated."""
 
-    def __init__(self, *, backend: str, output_path: Callable[[str], str | None], status: Callable[[], tuple[GpuStatus, ...]]) -> None:
+    def __init__(
+        self,
+        *,
+        backend: str,
+        output_path: Callable[[str], str | None],
+        status: Callable[[], tuple[GpuStatus, ...]],
+        users: Callable[[str], int] = lambda uuid: 0,
+        rest: Callable[[float], None] = lambda seconds: None,
+        simulation: Simulation | None = None,
+    ) -> None:
         self._backend, self._output_path, self._status = backend, output_path, status
+        self._users, self._rest, self._simulation = users, rest, simulation
         self._running: list[_Running] = []
 
     @property
@@ -53,11 +72,47 @@ class CommandRunner:
             return self._tail(command)
         if command.kind == "diagnose":
             return self._diagnose(command)
-        if command.kind in ("selftest", "reset"):
-            text = f"{command.kind} is not supported by the {self._backend} backend yet."
-        else:
-            text = f"This agent does not know the command {command.kind[:40]!r}; upgrade the agent."
+        if command.kind == "selftest":
+            return self._selftest(command)
+        if command.kind == "reset":
+            return self._reset(command)
+        if command.kind == "drill":
+            return self._drill(command)
+        text = f"This agent does not know the command {command.kind[:40]!r}; upgrade the agent."
         return CommandResult(cid=command.cid, ok=False, text=text)
+
+    def _drill(self, command: Command) -> CommandResult:
+        if self._simulation is None:
+            return CommandResult(cid=command.cid, ok=False, text="This node's cards are real: no drill here.")
+        try:
+            return CommandResult(cid=command.cid, ok=True, text=self._simulation.drill(command.args))
+        except ValueError as error:
+            return CommandResult(cid=command.cid, ok=False, text=str(error))
+
+    def _selftest(self, command: Command) -> CommandResult | None:
+        """The answer is the JSON report of agent/selftest.py; ``ok`` = passed."""
+        uuid, mib, heat_s = command.args.get("gpu"), command.args.get("mib", 0), command.args.get("heat_s", 0)
+        if not isinstance(uuid, str) or not _is_number(mib) or not _is_number(heat_s) or not 0 <= heat_s <= 300:
+            return CommandResult(cid=command.cid, ok=False, text="selftest needs a card's UUID as gpu, mib, and heat_s from 0 to 300.")
+        if self._simulation is not None:
+            report = self._simulation.selftest(uuid, mib=int(mib), heat_s=float(heat_s))
+            return CommandResult(cid=command.cid, ok=report["result"] == "passed", text=json.dumps(report))
+        argv = (sys.executable, "-m", "agent.selftest", "--gpu", uuid, "--mib", str(int(mib)), "--heat-s", str(heat_s))
+        return self._start(command, argv, SELFTEST_S)
+
+    def _reset(self, command: Command) -> CommandResult | None:
+        uuid = command.args.get("gpu")
+        if not isinstance(uuid, str):
+            return CommandResult(cid=command.cid, ok=False, text="reset needs a card's UUID as gpu.")
+        if users := self._users(uuid):
+            # The control plane asks only for idle cards; this is the last look, by who is really there.
+            return CommandResult(cid=command.cid, ok=False, text=f"{users} jobs or processes are on the card; it is not reset.")
+        if self._simulation is not None:
+            return CommandResult(cid=command.cid, ok=True, text="The simulated card was reset.")
+        if "nvml" not in self._backend.split("+"):
+            return CommandResult(cid=command.cid, ok=False, text=f"The {self._backend} backend can't reset a card.")
+        self._rest(RESET_REST_S)
+        return self._start(command, ("nvidia-smi", "--gpu-reset", "-i", uuid), RESET_S)
 
     def _tail(self, command: Command) -> CommandResult:
         rank, lines = command.args.get("rank"), command.args.get("lines", 100)
@@ -79,17 +134,18 @@ class CommandRunner:
                 told = {k: v for k, v in card.to_json().items() if k != "uuid"}
                 lines.append(f"{card.uuid}: " + (", ".join(f"{k} {v}" for k, v in told.items()) or "no values"))
             return CommandResult(cid=command.cid, ok=True, text="\n".join(lines)[:MAX_TEXT])
+        return self._start(command, DIAGNOSE_ARGV, DIAGNOSE_S)
+
+    def _start(self, command: Command, argv: Sequence[str], limit_s: float) -> CommandResult | None:
         if len(self._running) >= MAX_RUNNING:
             return CommandResult(cid=command.cid, ok=False, text=f"{MAX_RUNNING} commands run on this node already; try again later.")
         output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in poll
         try:
-            child = subprocess.Popen(
-                DIAGNOSE_ARGV, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+            child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
             output.close()
-            return CommandResult(cid=command.cid, ok=False, text=f"nvidia-smi cannot be started: {error}.")
-        self._running.append(_Running(command, child, output, time.monotonic() + min(DIAGNOSE_S, command.expires_in_s)))
+            return CommandResult(cid=command.cid, ok=False, text=f"{Path(argv[0]).name} cannot be started: {error}.")
+        self._running.append(_Running(command, child, output, time.monotonic() + min(limit_s, command.expires_in_s)))
         return None
 
     def poll(self) -> list[CommandResult]:
@@ -112,3 +168,7 @@ class CommandRunner:
                 text += "\nIt did not end in time and was killed."
             results.append(CommandResult(cid=item.command.cid, ok=code == 0, text=text.strip()))
         return results
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

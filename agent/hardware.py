@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -22,6 +23,8 @@ SAMPLE_S = 5.0
 PROCESSES_S = 30.0
 #: The same event of the same card again within this time is counted, not sent: a program can cause thousands of XIDs.
 EVENT_QUIET_S = 1.0
+#: In the driver's line about an XID: "pid=1234" or "pid='1234'".
+_PID = re.compile(r"\bpid='?(\d+)")
 
 
 class Hardware:
@@ -71,8 +74,17 @@ class Hardware:
             self.view.stand_in()
             events = [*events, HardwareEvent(kind="unresponsive" if unresponsive else "responsive")]
         for event in events:
-            self._take_event(event)
+            self._take_event(self._attribute(event, holders) if event.kind == "xid" else event)
         return bool(samples)
+
+    def _attribute(self, event: HardwareEvent, holders: Callable[[], Mapping[str, Collection[RankId]]]) -> HardwareEvent:
+        """Whose program an XID names, where the kernel's line names a process of a rank of ours on that card."""
+        named = _PID.search(str(event.data.get("text", "")))
+        if named is None or event.gpu is None or "rank" in event.data:
+            return event
+        pid = int(named[1])
+        rank = next((rank for rank in holders().get(event.gpu, ()) if pid in self._processes.pids(rank)), None)
+        return event if rank is None else replace(event, data={**event.data, "rank": rank})
 
     def _take_event(self, event: HardwareEvent) -> None:
         """Pass an event on; the same one in quick succession is only counted."""

@@ -18,9 +18,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agent.backends.base import BackendError, BackendHang, Cards, Complaints, HardwareBackend, HardwareEvent, Placed
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, LinkInfo, from_json
@@ -69,7 +69,19 @@ class Probe(Protocol):
     def remember(self, cards: Cards) -> None:
         """The cards of an earlier run, for what does not answer from the start."""
 
+    def rest(self, seconds: float) -> None:
+        """Let go of the hardware for so long: a card can't be reset while anybody has it open."""
+
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Simulation(Protocol):
+    """What a simulated backend can do and no real one."""
+
+    def drill(self, order: Mapping[str, Any]) -> str: ...
+
+    def selftest(self, uuid: str, *, mib: int, heat_s: float) -> dict[str, Any]: ...
 
 
 class Reader:
@@ -131,6 +143,11 @@ class InlineProbe:
     def unresponsive(self) -> bool:
         return self._asked_at is not None and self._clock() - self._asked_at >= self._deadline_s
 
+    @property
+    def simulation(self) -> Simulation | None:
+        """The backend, where faults can be thrown at it."""
+        return self._backend if isinstance(self._backend, Simulation) else None
+
     def fileno(self) -> int | None:
         return None
 
@@ -161,6 +178,9 @@ class InlineProbe:
         self._backend.placed(ranks)
 
     def remember(self, cards: Cards) -> None:
+        return
+
+    def rest(self, seconds: float) -> None:
         return
 
     def close(self) -> None:
@@ -294,6 +314,12 @@ class ChildProbe:
 
     def remember(self, cards: Cards) -> None:
         return
+
+    def rest(self, seconds: float) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._gone()
+        self._restart_at, self._asked_at = time.monotonic() + seconds, None
 
     def close(self) -> None:
         if self._child is not None:

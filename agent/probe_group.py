@@ -152,6 +152,10 @@ class ProbeGroup:
                 links = tuple(link for link in cards.links if link.a in names and link.b in names)
                 member.cards = Cards(gpus=mine, links=links)
 
+    def rest(self, seconds: float) -> None:
+        for member in self._members:
+            member.probe.rest(seconds)
+
     def close(self) -> None:
         for member in self._members:
             member.probe.close()

@@ -93,7 +93,14 @@ class Runner:
             began=self._began,
             give_up_s=give_up_s,
         )
-        self._commands = CommandRunner(backend=config.backend, output_path=self._desk.output_path, status=self._hardware.statuses)
+        self._commands = CommandRunner(
+            backend=config.backend,
+            output_path=self._desk.output_path,
+            status=self._hardware.statuses,
+            users=self._users_of,
+            rest=probe.rest,
+            simulation=getattr(probe, "simulation", None),
+        )
         self._load = HostLoad(config.data_dir)
         self._ask: RestoreAsk | None = None  # a restored control plane's question; the next sync answers it
         self._inventory_sent: Inventory | None = None
@@ -221,6 +228,11 @@ class Runner:
         self._hardware.probe.close()
         self._client.close()
         self._selector.close()
+
+    def _users_of(self, uuid: str) -> int:
+        """How many ranks of ours hold a card, and how many processes the driver lists there."""
+        listed = [p for p in self._hardware.view.processes or () if p.uuid == uuid]
+        return len(self._desk.holders().get(uuid, ())) + len(listed)
 
     # --- what comes in ----------------------------------------------------------------------------------------
 

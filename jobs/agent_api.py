@@ -26,6 +26,7 @@ from jobs.lifecycle import RankState
 from jobs.models import Artifact, Rank
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services import attempt_maybe_finish, observed_apply, orders_build
+from jobs.services.faults import card_holders, faults_apply
 from jobs.services.observe import Applied, ForeignRank, ranks_of
 from jobs.services.restore import restore_sync
 from nodes import live
@@ -138,9 +139,12 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
 
 
 def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[NodeSync, Applied]:
-    seen = node_sync(node=node, sync=message, now=now)
+    seen = node_sync(node=node, sync=message, now=now, holders=card_holders)
     if not seen.accepted:
         return seen, Applied()
+    if seen.cards_changed:
+        faults_apply(node=node, now=now)
+        pass_nudge()
     if node.restore:
         # Back from a backup: no orders for this node until it has said what ran on it since.
         answer = None if seen.is_repeat else message.answer

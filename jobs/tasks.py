@@ -10,9 +10,11 @@ from django.conf import settings
 from django.utils import timezone
 
 from jobs.forecaster import forecast_wanted
+from jobs.services.faults import faults_apply
 from jobs.services.schedule import PassResult
 from jobs.services.schedule import schedule_pass as pass_do
 from jobs.services.upkeep import ranks_silence, upkeep_run
+from nodes.care import care_run
 
 log = logging.getLogger(__name__)
 
@@ -43,3 +45,12 @@ def schedule_sweep() -> None:
 @shared_task(name="jobs.tasks.upkeep")
 def upkeep() -> None:
     upkeep_run(now=timezone.now())
+
+
+@shared_task(name="jobs.tasks.health")
+def health() -> None:
+    """Every 5 s: self-tests and resets whose cards have become free, and jobs on cards that were taken out by hand or are gone."""
+    now = timezone.now()
+    care_run(now=now)
+    if faults_apply(now=now):
+        pass_do(wait_s=0.0)

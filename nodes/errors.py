@@ -36,5 +36,15 @@ class NodeRefused(DomainError):
         "node_labels_many": gettext_noop("A node carries at most {limit} labels; this would make {count}. Take some away first."),
         "verb_unknown": gettext_noop("{verb} is not a command of an agent; there are: {verbs}."),
         "args_too_long": gettext_noop("The arguments of a command may have {limit} bytes; got {length}."),
+        "card_reason": gettext_noop("Say why, in 1–{limit} characters; got {length}."),
+        "card_busy": gettext_noop(
+            "gpu{index} on {node} is held by {slices} slices ({mib} MiB). Let its jobs end, or isolate it: they are requeued then."
+        ),
+        "card_missing": gettext_noop("gpu{index} on {node} is not seen by its agent; there is nothing to act on."),
+        "incident_note": gettext_noop("Write what it was and what came of it, in 3–{limit} characters; got {length}."),
+        "incident_not_over": gettext_noop(
+            "Incident {incident} is not over: its card is not back in service yet. Return or replace it first, then write the review."
+        ),
+        "drill_not_simulated": gettext_noop("{node} has real cards. Drills are for simulated nodes only: {nodes}."),
         "command_ttl": gettext_noop("A command waits for 1–{limit_s} s; got {ttl_s} s."),
     }

@@ -8,6 +8,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from nodes.health_words import reason_text, xid_title
+
 EVENTS = {
     "missing": gettext_lazy("The card is no longer seen."),
     "appeared": gettext_lazy("The card is seen again."),
@@ -18,6 +20,10 @@ EVENTS = {
     "throttle": gettext_lazy("The card slows itself down."),
     "anomaly": gettext_lazy("The card reported a value that no card can have; it was dropped."),
     "card_health": gettext_lazy("The card's own health report changed."),
+    "cooling": gettext_lazy("Hot and slow though little used: look at its cooling."),
+    "memory_clock": gettext_lazy("Its memory clock stays low under load: switch persistence mode on (nvidia-smi -pm 1)."),
+    "leak": gettext_lazy("Its memory use grows though no job asked for more."),
+    "trend_over": gettext_lazy("That is over: %(what)s"),
     "driver_mismatch": gettext_lazy("The NVIDIA driver and its library differ in version."),
     "lost": gettext_lazy("The card has fallen off the bus."),
 }
@@ -41,7 +47,11 @@ LINKS = {
 
 def event_kind_text(kind: str, data: Mapping[str, Any]) -> str:
     if kind == "xid" and data.get("xid") is not None:
-        return _("The driver reported XID %(xid)s.") % {"xid": data["xid"]}
+        text = _("The driver reported XID %(xid)s.") % {"xid": data["xid"]}
+        title = xid_title(data["xid"]) if isinstance(data["xid"], int) else ""
+        times = data.get("count")
+        many = " " + _("%(n)s times.") % {"n": times} if isinstance(times, int) and times > 1 else ""
+        return (f"{text} ({title})" if title else text) + many
     text = EVENTS.get(kind)
     return str(text) if text is not None else kind
 
@@ -56,12 +66,6 @@ def link_text(kind: str) -> str:
     return str(text) if text is not None else kind
 
 
-#: Why a card is in its state: codes that this room writes; an admin's own words stay as they are.
-STATE_REASONS = {
-    "not_seen": gettext_lazy("The agent no longer sees it."),
-}
-
-
 def state_reason_text(reason: str) -> str:
-    text = STATE_REASONS.get(reason)
-    return str(text) if text is not None else reason
+    """Why a card is in its state: a code of this room in words; an admin's own words stay as they are."""
+    return reason_text(reason)

@@ -13,22 +13,27 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from nodes.health_models import CardCare, Incident, IncidentEntry, XidPolicy
 from nodes.sample_models import GpuSample, Level, NodeSample, PoolSample, RankSample
 
 __all__ = [
     "AgentCommand",
+    "CardCare",
     "EnrolToken",
     "Gpu",
     "GpuLink",
     "GpuSample",
     "GpuState",
     "HealthEvent",
+    "Incident",
+    "IncidentEntry",
     "Level",
     "Node",
     "NodeSample",
     "NodeState",
     "PoolSample",
     "RankSample",
+    "XidPolicy",
 ]
 
 
@@ -196,11 +201,17 @@ class HealthEvent(models.Model):
     kind = models.CharField(_("kind"), max_length=40)
     data = models.JSONField(_("data"), default=dict, blank=True)
     at = models.DateTimeField(_("at"), default=timezone.now, db_index=True)
+    # The job whose program caused it and that has to fail for it; NULL again once that was ordered (jobs/services/faults.py).
+    fails_job = models.BigIntegerField(null=True, blank=True, editable=False)
 
     class Meta:
         verbose_name = _("health event")
         verbose_name_plural = _("health events")
         constraints = (models.UniqueConstraint(fields=("node", "session", "eid"), name="healthevent_once"),)
+        indexes = (
+            models.Index(fields=("fails_job",), condition=Q(fails_job__isnull=False), name="healthevent_fails_job"),
+            models.Index(fields=("gpu", "at"), name="healthevent_gpu_at"),
+        )
 
     def __str__(self) -> str:
         return f"{self.kind} on {self.node_id}"

@@ -161,7 +161,7 @@ class EnrollTokenRequest(NodeInput):
 
 
 class CommandRequest(NodeInput):
-    verb = Text(max_length=20, help_text="diagnose, ping, reset, selftest, tail, warmup")
+    verb = Text(max_length=20, help_text="diagnose, drill, ping, reset, selftest, tail, warmup")
     args = serializers.DictField(required=False)
 
 

@@ -48,7 +48,7 @@ ENROL_TTL_MAX_S = 3600
 COMMAND_TTL_MAX_S = 24 * 3600
 COMMAND_ARGS_MAX = 16 * 1024
 #: What an agent understands; agent/commands has the other side.
-VERBS = ("diagnose", "ping", "reset", "selftest", "tail", "warmup")
+VERBS = ("diagnose", "drill", "ping", "reset", "selftest", "tail", "warmup")
 
 # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -208,6 +208,9 @@ def command_create(
     """Ask a node's agent for something; the answer comes with a later sync. Raises NodeRefused."""
     if verb not in VERBS:
         raise NodeRefused("verb_unknown", params={"verb": verb[:40], "verbs": ", ".join(VERBS)})
+    if verb == "drill" and not node.is_simulated:
+        known = Node.objects.filter(is_simulated=True).exclude(state=NodeState.RETIRED).order_by("name").values_list("name", flat=True)[:10]
+        raise NodeRefused("drill_not_simulated", params={"node": node.name, "nodes": ", ".join(known) or "–"})
     args = json_clean(args or {})
     length = len(json.dumps(args))
     if length > COMMAND_ARGS_MAX:

@@ -11,7 +11,6 @@ of an agent has a new one and carries the complete list.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,19 +19,18 @@ from typing import Any
 
 from django.db import transaction
 
-from agent.protocol import PROTO, AgentEvent, Command, CommandResult, SyncRequest
-from nodes import live, telemetry
+from agent.protocol import PROTO, Command, CommandResult, SyncRequest
+from nodes import care, live, telemetry
+from nodes.events import BIG, Holders, events_take
 from nodes.inventory import inventory_apply, inventory_sha256
-from nodes.models import AgentCommand, Gpu, HealthEvent, Node, NodeState
-from nodes.text import NAME, json_clean, text_cap, text_clean
+from nodes.models import AgentCommand, Node, NodeState
+from nodes.text import NAME, text_cap
 
 log = logging.getLogger(__name__)
 
 PAST_SESSIONS = 32
 RESULT_MAX = 64 * 1024
-EVENT_DATA_MAX = 16 * 1024
 COMMANDS_MAX = 32  # a sync; the rest comes with the next ones
-BIG = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +40,7 @@ class NodeSync:
 
     ``is_repeat``: answer with the orders, but apply nothing. ``boot_changed``: the machine was started anew since its
     last accepted sync, which is proof that nothing of before runs; it is told once, so apply it in the same transaction.
+    ``cards_changed``: a card went out of service or came back, or a job has to fail for what its program did to one.
     ``state`` is the node's now: while it is RECOVERING, call ``node_ready`` once the observed list is applied.
     """
 
@@ -55,13 +54,15 @@ class NodeSync:
     want_inventory: bool = False
     state: str = ""
     inventory_changed: bool = False
+    cards_changed: bool = False
 
 
-def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
+def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders | None = None) -> NodeSync:
     """Take a sync of ``node``, as loaded by ``node_authenticate`` for this request; its fields are brought up to date.
 
     Where anything is to be written (new session, changed inventory, events, results) it is one transaction; put the
-    applying of ``observed`` in the same one if ``boot_changed`` must not be lost to a crash in between.
+    applying of ``observed`` in the same one if ``boot_changed`` must not be lost to a crash in between. ``holders`` tells who
+    has which card, for faults that a program caused.
     """
     if sync.proto != PROTO:
         return NodeSync(accepted=False, refusal="unsupported_proto", state=node.state)
@@ -83,6 +84,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
     is_back = node.state in (NodeState.ENROLLING, NodeState.UNKNOWN, NodeState.DOWN)
     inventory_changed = sha256 is not None and sha256 != node.inventory_sha256
     boot_changed = is_new_boot and node.boot_id != ""
+    cards_changed = False
     if is_new_session or is_new_boot or is_back or inventory_changed or sync.events or sync.results:
         with transaction.atomic():
             if is_new_session or is_new_boot or is_back:
@@ -93,7 +95,11 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
                 is_settled = inventory_apply(node=node, inventory=sync.inventory, now=now)
                 _inventory_mark(node, sha256 if is_settled and sha256 else "")
             _results_take(node, sync.results, now=now)
-            _events_take(node, sync, now=now)
+            if sync.results:
+                cards_changed |= care.results_take(node=node, cids=[r.cid for r in sync.results if 0 < r.cid <= BIG], now=now)
+            cards_changed |= events_take(node=node, sync=sync, now=now, holders=holders)
+            if sync.events or sync.results:
+                care.care_run(now=now, node=node)  # a self-test goes out with this very answer
             if is_new_session or is_back or inventory_changed:
                 live.publish("pool", {"node": node.pk, "state": node.state})
 
@@ -117,6 +123,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime) -> NodeSync:
         want_inventory=node.inventory_sha256 == "",
         state=node.state,
         inventory_changed=inventory_changed,
+        cards_changed=cards_changed,
     )
 
 
@@ -174,39 +181,3 @@ def _results_take(node: Node, results: Sequence[CommandResult], *, now: datetime
         AgentCommand.objects.filter(pk=result.cid, node=node, state=AgentCommand.State.QUEUED).update(
             state=state, text=text_cap(result.text, RESULT_MAX), finished_at=now
         )
-
-
-def _events_take(node: Node, sync: SyncRequest, *, now: datetime) -> None:
-    events = [event for event in sync.events if 0 <= event.eid <= BIG]
-    if not events:
-        return
-    uuids = {event.gpu for event in events if event.gpu and NAME.fullmatch(event.gpu)}
-    cards = dict(Gpu.objects.filter(node=node, uuid__in=uuids).values_list("uuid", "pk")) if uuids else {}
-    HealthEvent.objects.bulk_create(
-        (
-            HealthEvent(
-                node=node,
-                gpu_id=cards.get(event.gpu or ""),
-                session=text_clean(event.session or sync.session)[:40],
-                eid=event.eid,
-                kind=text_clean(event.kind)[:40],
-                data=_event_data(event),
-                at=_event_at(event, now),
-            )
-            for event in events
-        ),
-        ignore_conflicts=True,  # (node, session, eid) is unique: a repeat is dropped
-    )
-
-
-def _event_data(event: AgentEvent) -> dict[str, Any]:
-    data = json_clean(event.data if event.gpu is None else {**event.data, "uuid": event.gpu})
-    length = len(json.dumps(data))
-    return data if length <= EVENT_DATA_MAX else {"too_long": length}
-
-
-def _event_at(event: AgentEvent, now: datetime) -> datetime:
-    """The node's own time of the event, unless it can't be: a week old, or later than now."""
-    if event.at is None or not now.timestamp() - 7 * 86400 <= event.at <= now.timestamp():
-        return now
-    return datetime.fromtimestamp(event.at, UTC)

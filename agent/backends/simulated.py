@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from agent.backends.scenario import DEFAULT_SCENARIO, Device, Fault, Scenario, s
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, RankId
 
 log = logging.getLogger("nebula-agent")
+
+SELFTEST_RESULTS = ("passed", "failed", "impossible")
 
 
 @dataclass(slots=True)
@@ -42,6 +44,9 @@ class SimulatedBackend:
         self._bad: tuple[int, int, int] | None = None
         self._placed: tuple[Placed, ...] = ()
         self._since: dict[RankId, float] = {}  # when we were told of each rank
+        self._drills: list[HardwareEvent] = []  # told with the next `events`
+        self._gone: dict[str, float] = {}  # card → until when a drill hides it
+        self._tests: dict[str, str] = {}  # card → how its next self-test ends
         self._felt: dict[tuple[str, str], tuple[float, float]] = {}  # (card, metric) → when it was read last, what it was
 
     # --- the scenario -----------------------------------------------------------------------------------------
@@ -90,7 +95,9 @@ class SimulatedBackend:
             raise BackendHang("the scenario says hang")
         if any(f.kind == "mismatch" and f.is_on(at_s) for f in loaded.scenario.faults):
             raise BackendError("The scenario says that driver and library differ (driver mismatch): reboot the node.", "driver_mismatch")
-        return [d for d in loaded.scenario.devices if not self._faults(loaded, "vanish", d.info)]
+        now = self._clock()
+        hidden = {uuid for uuid, until in self._gone.items() if now < until}
+        return [d for d in loaded.scenario.devices if d.info.uuid not in hidden and not self._faults(loaded, "vanish", d.info)]
 
     # --- HardwareBackend --------------------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class SimulatedBackend:
     def events(self) -> list[HardwareEvent]:
         loaded = self._current()
         at_s = self._at_s(loaded)
-        found = self.sanity.events()
+        found, self._drills = [*self.sanity.events(), *self._drills], []
         for number, fault in enumerate(loaded.scenario.faults):
             if fault.kind == "xid" and number not in loaded.fired and at_s >= fault.at_s:
                 loaded.fired.add(number)
@@ -208,6 +215,54 @@ class SimulatedBackend:
                     if fault.acts_on(device.info):
                         found.append(HardwareEvent(kind="xid", gpu=device.info.uuid, data={"xid": fault.xid}, at=time.time()))
         return found
+
+    # --- what only a simulation can do ---------------------------------------------------------------------------
+
+    def drill(self, order: Mapping[str, Any]) -> str:
+        """Throw a fault now: {"gpu": uuid, "xid": N, "count"?, "rank"?, "test"?} or {"gpu": uuid, "gone_s": seconds}; what was
+        done, in words. ``test``: how the card's next self-test ends. Raises ValueError naming what is wrong."""
+        uuid, xid, count = order.get("gpu"), order.get("xid"), order.get("count", 1)
+        if uuid not in {d.info.uuid for d in self._current().scenario.devices}:
+            raise ValueError(f"There is no simulated card {str(uuid)[:80]!r} here.")
+        if order.get("test") is not None:
+            if order["test"] not in SELFTEST_RESULTS:
+                raise ValueError(f"test is one of {', '.join(SELFTEST_RESULTS)}.")
+            self._tests[str(uuid)] = str(order["test"])
+        if "gone_s" in order:
+            if not isinstance(order["gone_s"], int | float) or not 0 < order["gone_s"] <= 3600:
+                raise ValueError("gone_s is a number of seconds from 1 to 3600.")
+            self._gone[str(uuid)] = self._clock() + order["gone_s"]
+            return f"The card is not seen for {order['gone_s']:g} s."
+        if not isinstance(xid, int) or isinstance(xid, bool) or not 1 <= xid <= 1000:
+            raise ValueError("xid is a whole number from 1 to 1000.")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 100_000:
+            raise ValueError("count is a whole number from 1 to 100000.")
+        whose = {"rank": str(order["rank"])[:60]} if order.get("rank") else {}
+        text = f"NVRM: Xid (PCI:drill): {xid}, a drill, {count} times"
+        event = HardwareEvent(kind="xid", gpu=str(uuid), data={"xid": xid, "drill": True, "text": text, **whose}, at=time.time())
+        self._drills += [event] * count
+        return f"XID {xid} was thrown {count} times."
+
+    def selftest(self, uuid: str, *, mib: int, heat_s: float) -> dict[str, Any]:
+        """The report of agent/selftest.py, without the waiting: passed, unless a drill says otherwise or the card does not answer."""
+        loaded = self._current()
+        try:
+            device = next((d for d in self._seen(loaded) if d.info.uuid == uuid and not self._faults(loaded, "lost", d.info)), None)
+        except (BackendError, BackendHang):
+            device = None
+        result = self._tests.pop(uuid, "passed") if device is not None else "failed"
+        report: dict[str, Any] = {
+            "result": result,
+            "simulated": True,
+            "mib": mib,
+            "errors": 1024 if result == "failed" else 0,
+            "took_s": 0.0,
+        }
+        if result == "failed":
+            report["text"] = "The simulated card does not hold what is written." if device is not None else "The card does not answer."
+        elif device is not None and heat_s and (temp := self._status(loaded, device).temp_c) is not None:
+            report["max_temp_c"] = temp
+        return report
 
     def placed(self, ranks: Sequence[Placed]) -> None:
         self._placed = tuple(ranks)

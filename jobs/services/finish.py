@@ -14,6 +14,7 @@ from jobs import logs
 from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import pass_nudge
+from jobs.services.faults import card_to_blame
 from jobs.services.moves import jobs_move
 from quotas.counters import Counters
 from quotas.sql import swap
@@ -67,7 +68,11 @@ def end_of(attempt: Attempt, ranks: Sequence[Rank]) -> End:
     own = [rank for rank in bad if rank.exit_cause == "exited"]
     stopped = [rank for rank in ranks if rank.exit_cause in ("stopped", "never_started", "exit_unknown")]
     if attempt.stop_reason in END_REASONS and stopped:
-        return End(reason=EndReason(attempt.stop_reason), params=dict(attempt.stop_params), exit_code=ranks[0].exit_code)
+        # What a program broke it would break again.
+        is_own = attempt.stop_params.get("cause") == "program"
+        return End(
+            reason=EndReason(attempt.stop_reason), params=dict(attempt.stop_params), exit_code=ranks[0].exit_code, can_requeue=not is_own
+        )
     for rank in own or bad:
         params: dict[str, Any] = {"rank": rank.index, "node": rank.node.name, "exit_code": rank.exit_code}
         if rank.exit_signal:
@@ -119,6 +124,8 @@ def attempt_finish(
     if job.is_restored and (len(ranks) < job.nodes or any(rank.exit_cause in UNSURE for rank in ranks)):
         return False  # a node that was not heard yet may hold another part of it, or a later attempt (services/restore.py)
     end = end_of(attempt, ranks)
+    if end.reason is EndReason.NONZERO_EXIT and (fault := card_to_blame(attempt, now=now)) is not None:
+        end = End(reason=EndReason.GPU_FAULT, params=fault, exit_code=end.exit_code)
     causes = {rank.exit_cause for rank in ranks}
     fence = attempt.fence or next((f for cause, f in FENCES.items() if cause in causes), Fence.AGENT_ACK_STOPPED)
     changes = {"ended_at": now, "end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code, "fence": fence}

@@ -64,6 +64,19 @@ def _exit_unknown(p: Params) -> str:
     return f"{text} {str(_ON_NODE) % {'node': p['node']}}" if p.get("node") else text
 
 
+def _gpu_fault(p: Params) -> str:
+    if p.get("cause") == "program":
+        text = _("Stopped: the driver reported XID %(xid)s, an access of the program to memory that it may not use. The GPU is well.") % {
+            "xid": p.get("xid")
+        }
+    else:
+        text = _("A GPU failed; the program is not to blame.")
+    if not p.get("node"):
+        return text
+    place = f"{p['node']}:{p['gpu']}" if p.get("gpu") is not None else p["node"]
+    return f"{text} {str(_ON_NODE) % {'node': place}}"
+
+
 def _crash_limit(p: Params) -> str:
     text = _("It was put back into the queue too often and is given up.")
     if p.get("times"):
@@ -88,7 +101,7 @@ ENDS: dict[str, Sentence] = {
     EndReason.PREEMPTED: _with(
         gettext_lazy("Stopped to make room for a job that goes first."), "job", gettext_lazy("That is job %(job)s.")
     ),
-    EndReason.GPU_FAULT: _with(gettext_lazy("A GPU failed; the program is not to blame."), "node", _ON_NODE),
+    EndReason.GPU_FAULT: _gpu_fault,
     EndReason.GPU_MEMORY: _with(
         gettext_lazy("Out of GPU memory: the program's need, not the GPU's fault. Ask for more memory or use a smaller batch."),
         "node",

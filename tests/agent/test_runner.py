@@ -527,7 +527,7 @@ def test_commands_are_done_once_and_their_results_come_back(node: Node, plane: F
     assert found[3][0]
     assert "GPU-a" in found[3][1]
     assert [found[cid][0] for cid in (4, 5, 6, 7)] == [False] * 4
-    assert "not supported by the simulated backend yet" in found[4][1]
+    assert "needs a card's UUID" in found[4][1]
     count = len(plane.syncs)
     plane.wait(lambda: len(plane.syncs) > count + 2)
     assert plane.result_count == 7  # acknowledged, so not sent again
