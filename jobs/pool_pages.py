@@ -20,6 +20,7 @@ from jobs.lifecycle import SliceState
 from jobs.models import Job, Slice
 from nodes.event_words import event_kind_text, event_look, link_text
 from nodes.formats import model_name, models_text
+from nodes.health_views import card_health
 from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
@@ -130,6 +131,7 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
     recent = Slice.objects.filter(gpu=gpu).select_related("rank__attempt__job__owner").order_by("-pk")[:RECENT_JOBS]
     events = HealthEvent.objects.filter(gpu=gpu).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
+        "health": card_health(gpu),
         "recent": [_slice_row(part, user) for part in recent],
         "links": _links(GpuLink.objects.filter(Q(a=gpu) | Q(b=gpu)), seen_from=gpu),
         "events": [_event_row(event) for event in events],

@@ -36,6 +36,7 @@ urlpatterns = [
     path("cells/", overview.pool_cells, name="pool-cells"),
     path("cells/heat/", overview.pool_heat, name="pool-heat"),
     path("jobs/", include("jobs.page_urls")),
+    path("incidents/", include("nodes.incident_urls")),
     path("nodes/", include("nodes.page_urls")),
     path("nodes/", include("jobs.pool_urls")),
     # Browsers ask for it on answers that are no page of ours, such as JSON. The name of the picture has a hash: not known at import.

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from nodes import services
-from nodes.models import AgentCommand, EnrolToken, Gpu, GpuLink, HealthEvent, Node
+from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, Node, XidPolicy
 
 
 class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
@@ -104,3 +104,36 @@ class AgentCommandAdmin(ReadOnlyAdmin):
     list_select_related = ("node", "created_by")
     list_filter = ("state", "verb")
     search_fields = ("node__name", "verb")
+
+
+@admin.register(XidPolicy)
+class XidPolicyAdmin(ReadOnlyAdmin):
+    """The rules of nodes/health.py: they hold from the next XID on."""
+
+    list_display = ("xid", "title", "action", "is_users", "again_s")
+    list_filter = ("action", "is_users")
+    search_fields = ("xid", "title")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.has_view_permission(request)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.has_view_permission(request)
+
+
+@admin.register(Incident)
+class IncidentAdmin(ReadOnlyAdmin):
+    list_display = ("id", "node", "gpu", "kind", "code", "phase", "is_drill", "opened_at", "recovered_at", "closed_at")
+    list_select_related = ("node", "gpu")
+    list_filter = ("phase", "kind", "is_drill")
+    search_fields = ("node__name", "gpu__uuid")
+
+
+@admin.register(CardCare)
+class CardCareAdmin(ReadOnlyAdmin):
+    list_display = ("gpu", "wants", "needs_human", "tries", "tested_at", "reset_at")
+    list_select_related = ("gpu",)
+    list_filter = ("wants", "needs_human")

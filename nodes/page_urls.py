@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from nodes import views
+from nodes import health_views, views
 
 urlpatterns = [
     path("add/new/", views.node_add, name="node-add"),
@@ -12,4 +12,5 @@ urlpatterns = [
     path("<slug:name>/labels/", views.node_labels, name="node-labels"),
     path("<slug:name>/resume/", views.node_resume, name="node-resume"),
     path("<slug:name>/commands/", views.node_commands, name="node-commands"),
+    path("<slug:name>/gpu<int:index>/<slug:action>/", health_views.card_act, name="card-act"),
 ]

@@ -61,13 +61,20 @@ COMMAND = {
     "FAILED": Look("bad", "badc", pgettext_lazy("command", "Failed")),
     "EXPIRED": Look("warn", "clock", pgettext_lazy("command", "No answer")),
 }
+INCIDENT = {
+    "DETECTED": Look("bad", "warn", pgettext_lazy("incident", "Detected")),
+    "DIAGNOSING": Look("warn", "search", pgettext_lazy("incident", "Being diagnosed"), True),
+    "RECOVERING": Look("bad", "wrench", pgettext_lazy("incident", "Being recovered")),
+    "REVIEW": Look("info", "pencil", pgettext_lazy("incident", "To be reviewed")),
+    "CLOSED": Look("ok", "okc", pgettext_lazy("incident", "Closed")),
+}
 MARK = {
     "GHOST": Look("warn", "ghost", gettext_lazy("Ghost use")),
     "SIMULATED": Look("sim", "flask", gettext_lazy("Simulated"), True),
     "STALE": Look("warn", "clock", gettext_lazy("Stale"), True),
     "HOT": Look("warn", "flame", gettext_lazy("Hot")),
 }
-TABLES = {"job": JOB, "gpu": GPU, "node": NODE, "slice": SLICE, "command": COMMAND, "mark": MARK}
+TABLES = {"job": JOB, "gpu": GPU, "node": NODE, "slice": SLICE, "command": COMMAND, "incident": INCIDENT, "mark": MARK}
 
 
 def look(kind: str, state: str) -> Look:

@@ -16,7 +16,17 @@ TEMPLATES = sorted((ROOT / "templates").rglob("*.html"))
 MODULES = [
     *(
         ROOT / "nodes" / f"{name}.py"
-        for name in ("states", "event_words", "health_words", "formats", "labels", "samples_api", "views", "templatetags/nebula")
+        for name in (
+            "states",
+            "event_words",
+            "health_words",
+            "health_views",
+            "formats",
+            "labels",
+            "samples_api",
+            "views",
+            "templatetags/nebula",
+        )
     ),
     *(
         ROOT / "jobs" / f"{name}.py"
