@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
 from nodes import services
-from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, Node, XidPolicy
+from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, IncidentEntry, Node, XidPolicy
 
 
 class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
@@ -137,3 +137,10 @@ class CardCareAdmin(ReadOnlyAdmin):
     list_display = ("gpu", "wants", "needs_human", "tries", "tested_at", "reset_at")
     list_select_related = ("gpu",)
     list_filter = ("wants", "needs_human")
+
+
+@admin.register(IncidentEntry)
+class IncidentEntryAdmin(ReadOnlyAdmin):
+    list_display = ("at", "incident", "code", "params", "by")
+    list_select_related = ("incident", "by")
+    list_filter = ("code",)
