@@ -51,6 +51,10 @@ def measure(*, is_short: bool) -> dict[str, float]:
     found |= part("bench.forecasts", "--repeat", "1" if is_short else "3")
     served = part("bench.live.served", "--rounds", "10" if is_short else "30")
     found |= {f"served_{name}": float(served[name]["least"]) for name in ("why_ms", "list_ms")}
+    pool = part("bench.live.telemetry", "--rounds", "3")
+    found |= {name: pool[name] for name in ("metrics_4k_cpu_ms", "samples_4k_cpu_ms")}
+    fleet = part("bench.live.fleet", *(["--nodes", "50", "--seconds", "15"] if is_short else ["--nodes", "200", "--seconds", "60"]))
+    found |= {f"fleet_{name}": float(fleet[name]) for name in ("cpu_ms_per_sync", "p50_ms", "p99_ms", "not_ready")}
     size = ["--latency", "60", "--jobs", "100", "--idle", "10", "--syncs", "100"] if is_short else []
     return found | part("bench.live.control", *size)
 

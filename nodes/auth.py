@@ -6,6 +6,11 @@ import hashlib
 import hmac
 
 from nodes.models import Node, NodeState
+from quotas.sql import Select
+
+_FIELDS = [field.attname for field in Node._meta.concrete_fields]
+#: Every sync begins with it: compiled once, it costs a quarter.
+_node_of_pk = Select(lambda pk: Node.objects.filter(pk=pk).order_by().values_list(*_FIELDS))
 
 
 def credential_sha256(credential: str) -> str:
@@ -21,7 +26,8 @@ def node_authenticate(authorization: str) -> Node | None:
     number, _, credential = rest.strip().partition(":")
     if scheme.lower() != "node" or not (number.isascii() and number.isdigit() and len(number) < 19) or not 32 <= len(credential) <= 200:
         return None
-    node = next(iter(Node.objects.filter(pk=int(number)).order_by()), None)  # `first` would sort
+    rows = _node_of_pk(int(number))
+    node = Node.from_db("default", _FIELDS, rows[0]) if rows else None
     known = (node.credential_sha256 if node is not None else None) or "-"
     is_right = hmac.compare_digest(known, credential_sha256(credential))
     return node if is_right and node is not None and node.state != NodeState.RETIRED else None

@@ -11,6 +11,7 @@ of an agent has a new one and carries the complete list.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +26,21 @@ from nodes.events import BIG, Holders, events_take
 from nodes.inventory import inventory_apply, inventory_sha256
 from nodes.models import AgentCommand, Node, NodeState
 from nodes.text import NAME, text_cap
+from quotas.sql import Select
 
 log = logging.getLogger(__name__)
 
 PAST_SESSIONS = 32
 RESULT_MAX = 64 * 1024
 COMMANDS_MAX = 32  # a sync; the rest comes with the next ones
+#: Compiled once, as every sync asks. With room for those that ran out and that upkeep has not taken away yet.
+_queued_of_node = Select(
+    lambda node: (
+        AgentCommand.objects.filter(node_id=node, state=AgentCommand.State.QUEUED)
+        .order_by("pk")
+        .values_list("pk", "verb", "args", "expires_at")[: 4 * COMMANDS_MAX]
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +150,12 @@ def node_ready(*, node: Node, now: datetime | None = None) -> bool:
 
 def commands_for(*, node: Node, now: datetime) -> tuple[Command, ...]:
     """The commands that wait for this node, oldest first. They are given out again until answered. One SELECT."""
-    rows = AgentCommand.objects.filter(node=node, state=AgentCommand.State.QUEUED, expires_at__gt=now).order_by("pk")[:COMMANDS_MAX]
-    return tuple(Command(cid=row.pk, kind=row.verb, args=row.args, expires_in_s=(row.expires_at - now).total_seconds()) for row in rows)
+    found = (
+        Command(cid=pk, kind=verb, args=args, expires_in_s=(expires_at - now).total_seconds())
+        for pk, verb, args, expires_at in _queued_of_node(node.pk)
+        if expires_at > now
+    )
+    return tuple(itertools.islice(found, COMMANDS_MAX))
 
 
 def _session_take(node: Node, sync: SyncRequest, *, is_new_session: bool, now: datetime) -> str | None:
