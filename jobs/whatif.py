@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 from django.conf import settings
 
 from jobs.errors import EstimatesBusy
+from jobs.lately import expecting
 from jobs.scheduler import Alternative, Budget, Estimate, Policy, Request, Snapshot, estimate_start
 from jobs.scheduler.child import Answer, Question, answers
 from jobs.scheduler.estimate import MOST_ALTERNATIVES
@@ -36,6 +37,7 @@ _children = threading.BoundedSemaphore(CHILDREN_MOST)
 
 def estimate_of(view: Snapshot, job: int, policy: Policy) -> Estimate:
     """Of a job of the snapshot. Raises EstimatesBusy when too many are being made."""
+    view = expecting(view, policy)
     if len(view.jobs) <= INLINE_JOBS:
         found = estimate_start(view, job, policy, budget=Budget(clock=time.monotonic, seconds=INLINE_S))
         if found.after is None:
@@ -50,10 +52,12 @@ def alternatives_of(
     view: Snapshot, job: int, policy: Policy, first: Estimate, *, predicted: Mapping[Request, float], most: int = MOST_ALTERNATIVES
 ) -> Iterator[Alternative]:
     """What would start sooner, each as soon as it is found. ``first``: what ``estimate_of`` said. Raises EstimatesBusy."""
+    view = expecting(view, policy)
     question = Question(
         snapshot=view, policy=policy, job=job, first=first, most=most, predicted=predicted, budget_s=BUDGET_S, niceness=NICENESS
     )
-    found = answers(question) if len(view.jobs) + len(view.running) <= INLINE_JOBS // 4 else _child(question)
+    is_small = len(view.jobs) + len(view.running) + len(view.recent) <= INLINE_JOBS // 4
+    found = answers(question) if is_small else _child(question)
     for answer in found:
         if isinstance(answer, Alternative):
             yield answer
@@ -61,7 +65,8 @@ def alternatives_of(
 
 def forecast_of(view: Snapshot, policy: Policy, *, budget_s: float) -> QueueOutlook | None:
     """Of the whole queue; None if the process that makes it failed."""
-    for answer in _child(Question(snapshot=view, policy=policy, budget_s=budget_s), is_counted=False):
+    question = Question(snapshot=expecting(view, policy), policy=policy, budget_s=budget_s)
+    for answer in _child(question, is_counted=False):
         if isinstance(answer, QueueOutlook):
             return answer
     return None

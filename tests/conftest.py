@@ -133,9 +133,11 @@ def own_memory() -> Iterator[None]:
     yield
     if "jobs.history" in sys.modules:
         from jobs.history import history_forget
+        from jobs.lately import lately_forget
         from quotas.usage import usage_forget
 
         history_forget()
+        lately_forget()
         usage_forget()
 
 

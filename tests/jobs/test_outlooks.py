@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_django.fixtures import Settings
 
 from jobs import forecaster, outlooks, snapshot
 from jobs.forecaster import Last, forecast_refresh, news
+from jobs.lately import expecting, lately_forget
 from jobs.models import Job
 from jobs.outlooks import Told, outlooks_write, reason_dated, told_read
 from jobs.scheduler.outlook import outlooks as outlooks_of
@@ -179,6 +181,22 @@ def test_the_lanes_show_the_wait_the_start_and_the_run(lin: User) -> None:
     # 1 h of waiting, half an hour to the p90, 1 h of running after the p50: 2 h in all.
     assert (shown.begin, shown.width, shown.run_width) == (50.0, 25.0, 50.0)
     assert start_range(Told(at=at, p50=None, after=at + 9), job, now=now) is None
+
+
+def test_what_came_lately_is_expected_to_come_once_a_day_of_it_is_known(lin: User) -> None:
+    now = timezone.now()
+    policy = snapshot.policy_current()
+    ran = {"state": "SUCCEEDED", "epoch": 1, "end_reason": "completed", "exit_code": 0}
+    job_make(lin, **ran, submitted_at=now - timedelta(hours=3), started_at=now - timedelta(hours=2), ended_at=now - timedelta(hours=1))
+    job_make(lin, state="CANCELLED", end_reason="cancelled", submitted_at=now - timedelta(hours=3), ended_at=now)  # took no card
+    assert expecting(snapshot.build(now), policy).recent == ()  # three hours say nothing of days
+    lately_forget()
+    job_make(lin, submitted_at=now - timedelta(hours=30), predicted_s=600.0)
+    found = expecting(snapshot.build(now), policy)
+    assert [came.seconds for came in found.recent] == [3600.0, 600.0]
+    assert found.recent_s == pytest.approx(30 * 3600)
+    assert expecting(snapshot.build(now), replace(policy, order="fifo")).recent == ()  # nobody passes there
+    assert expecting(snapshot.build(now), policy).recent is found.recent  # kept for ten minutes
 
 
 @pytest.mark.redis
