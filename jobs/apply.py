@@ -1,8 +1,8 @@
 """Plan → rows: lock, re-check with the core's own fit, compare-and-swap. One transaction; what no longer fits stays WAITING.
 
-INVARIANT: whatever ran since the snapshot (another pass, an ended job, a cordon), nothing is oversubscribed: the card
-rows are locked in id order and re-checked, each counter moves by a conditional UPDATE, and the database's constraints
-stand behind both.
+INVARIANT: whatever ran since the snapshot (another pass, an ended job, a cordon), nothing is oversubscribed: jobs, cards and
+quotas are locked in this order, each by id, and re-checked, each counter moves by a conditional UPDATE, and the database's
+constraints stand behind all of it. The number of statements does not depend on the number of jobs.
 """
 
 from __future__ import annotations

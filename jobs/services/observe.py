@@ -130,14 +130,28 @@ def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, b
 
 
 def _apply(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, now: datetime, boot_changed: bool) -> None:
-    if news:
-        ranks_observe([Report(rank.pk, rank.attempt, rank.job, seen) for rank, seen in news], now=now)
+    reports = [Report(rank.pk, rank.attempt, rank.job, seen) for rank, seen in news]
+    if boot_changed:
+        # All in one go: one after the other would take the locks of one's quotas before those of the next one's job.
+        gone = [rank for rank in absent if rank.desired != Want.FORGET and not _is_unseen(rank)]
+        reports += [Report(rank.pk, rank.attempt, rank.job, _rebooted(rank)) for rank in gone]
+    if reports:
+        ranks_observe(reports, now=now)
     forgotten = [rank.pk for rank in absent if rank.desired == Want.FORGET]
     if forgotten:
         Rank.objects.filter(pk__in=forgotten).update(is_forgotten=True)  # as told
     for rank in absent:
         if rank.desired != Want.FORGET:
             _absent(rank, now=now, boot_changed=boot_changed)
+
+
+def _rebooted(rank: NodeRank) -> Observed:
+    return Observed(rank=rank.key, epoch=rank.epoch, state="EXITED", exit=ExitInfo(cause="node_rebooted"), released=True)
+
+
+def _is_unseen(rank: NodeRank) -> bool:
+    """Never seen alive before its node fell silent."""
+    return rank.observed == RankState.UNKNOWN and rank.started_at is None
 
 
 def _alone(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, now: datetime, boot_changed: bool) -> None:
@@ -203,15 +217,11 @@ def _is_as_expected(rank: NodeRank) -> bool:
 
 
 def _absent(rank: NodeRank, *, now: datetime, boot_changed: bool) -> None:
-    """The agent's complete list lacks this rank, which it should have."""
-    if rank.observed == RankState.UNKNOWN and rank.started_at is None:
-        # Never seen alive before the silence: the order stands, the agent's own fence keeps it from running twice.
+    """The agent's complete list lacks this rank, which it should have. After a reboot that was a report (``_apply``)."""
+    if _is_unseen(rank):
+        # The order stands, the agent's own fence keeps it from running twice.
         Rank.objects.filter(pk=rank.pk, observed=RankState.UNKNOWN).update(observed=RankState.NONE, observed_at=now)
-    elif boot_changed:
-        rebooted = ExitInfo(cause="node_rebooted")
-        seen = Observed(rank=rank.key, epoch=rank.epoch, state="EXITED", exit=rebooted, released=True)
-        ranks_observe([Report(rank.pk, rank.attempt, rank.job, seen)], now=now)
-    elif rank.desired == Want.RUN:
+    elif rank.desired == Want.RUN and not boot_changed:
         # It ran and the agent no longer knows it (its store was lost?): a STOP makes the agent look, kill and confirm.
         Rank.objects.filter(pk=rank.pk, desired=Want.RUN).update(desired=Want.STOP, stop_reason="exit_unknown", stop_at=now, grace_s=0)
 

@@ -30,8 +30,8 @@ from jobs.models import Attempt, Job, JobEvent, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.finish import attempt_maybe_finish
 from jobs.services.moves import event_add, jobs_move
-from jobs.services.observe import Applied, ForeignRank, observed_apply, rank_observe
-from jobs.services.slices import slices_quarantine, slices_release
+from jobs.services.observe import Applied, ForeignRank, Report, observed_apply, rank_observe, ranks_observe
+from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
 from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
 from quotas.models import User
@@ -125,9 +125,10 @@ def restore_sync(*, node: Node, observed: Sequence[Observed], answer: RestoreAns
         Restore.objects.select_for_update().get(pk=restore.pk)
         ranks = list(Rank.objects.filter(node=node, is_forgotten=False).select_related("attempt__job").order_by("pk"))
         reported = {seen.rank for seen in observed}
-        for rank in ranks:
-            if rank.key not in reported:
-                _gone(rank, answer, now=now)
+        gone = [rank for rank in ranks if rank.key not in reported]
+        if gone:
+            ranks_observe([_gone(rank, answer) for rank in gone], now=now)  # in one go, for the order of locks
+            Rank.objects.filter(pk__in=[rank.pk for rank in gone]).update(is_forgotten=True)
         faults = _take_in(node, observed, answer, now=now)
         for fault in faults:
             log.error("node %s stays out of the pool: %s", node.name, fault)
@@ -162,17 +163,13 @@ def _ask(node: Node, observed: Sequence[Observed]) -> RestoreAsk:
     return RestoreAsk(id=node.restore, jobs=tuple(jobs), ranks=tuple(key for key in keys if key not in known))
 
 
-def _gone(rank: Rank, answer: RestoreAnswer, *, now: datetime) -> None:
-    """A rank that the backup knows and the node does not hold: it is over there, and so is its hold on the cards."""
-    if rank.observed in RANK_FINAL:
-        if slices_release(rank, now=now):
-            pass_nudge()
-    else:
-        has_run = rank.started_at is not None or answer.ran.get(str(rank.attempt.job_id), 0) >= rank.attempt.epoch
-        exit_info = ExitInfo(cause="exit_unknown" if has_run else "never_started", detail="Not held by the node after a restore.")
-        seen = Observed(rank=rank.key, epoch=rank.attempt.epoch, state="EXITED", exit=exit_info, released=True)
-        rank_observe(rank=rank, seen=seen, now=now)
-    Rank.objects.filter(pk=rank.pk).update(is_forgotten=True)
+def _gone(rank: Rank, answer: RestoreAnswer) -> Report:
+    """A rank that the backup knows and the node does not hold: it is over there, and so is its hold on the cards. Of one that
+    was over already only the latter is news."""
+    has_run = rank.started_at is not None or answer.ran.get(str(rank.attempt.job_id), 0) >= rank.attempt.epoch
+    exit_info = ExitInfo(cause="exit_unknown" if has_run else "never_started", detail="Not held by the node after a restore.")
+    seen = Observed(rank=rank.key, epoch=rank.attempt.epoch, state="EXITED", exit=exit_info, released=True)
+    return Report(rank.pk, rank.attempt_id, rank.attempt.job_id, seen)
 
 
 def _ran_note(restore: Restore, node: Node, answer: RestoreAnswer) -> None:

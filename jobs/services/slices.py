@@ -109,20 +109,10 @@ def slices_leave(leaving: Sequence[Leaving], *, now: datetime, counters: Counter
     return left
 
 
-def _leave(rank: Rank, *, now: datetime, released: bool) -> Left:
+def slices_quarantine(rank: Rank, *, now: datetime) -> None:
+    """No proof that the memory of this one rank is back."""
     job = rank.attempt.job
     counters = Counters(users=[job.owner_id], projects=[job.project_id])
-    left = slices_leave([Leaving(rank=rank, at=now, released=released)], now=now, counters=counters)
+    slices_leave([Leaving(rank=rank, at=now, released=False)], now=now, counters=counters)
     if not counters.save():
         raise SlicesMoved
-    return left
-
-
-def slices_release(rank: Rank, *, now: datetime) -> int:
-    """Process tree gone and memory back, of one rank. Returns how many slices returned to the pool."""
-    return _leave(rank, now=now, released=True).freed
-
-
-def slices_quarantine(rank: Rank, *, now: datetime) -> None:
-    """No proof that the memory is back, of one rank."""
-    _leave(rank, now=now, released=False)
