@@ -151,6 +151,14 @@ class Grid:
                     found.append(int(place.name))
         return found
 
+    def commands(self) -> list[bytes]:
+        """The command lines of ``processes()``; one that has ended meanwhile has none."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                found.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+        return found
+
     def tail(self, lines: int = 40) -> str:
         with contextlib.suppress(OSError):
             return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])

@@ -127,7 +127,11 @@ def test_a_second_stop_can_only_shorten_the_grace(lab: Lab) -> None:
     lab.ranks.stop(rank, grace_s=600, reason="preempted")
     lab.ranks.stop(rank, grace_s=900, cause="lease_expired", reason="later")
     lab.ranks.kill(rank)
-    assert lab.end(rank).exit == ExitInfo(cause="stopped", signal=signal.SIGKILL, detail="preempted")
+    ended = lab.end(rank).exit
+    assert ended is not None
+    # A shim that hears of the stop and of the kill at once sends both signals; the program may die of the first.
+    assert ended.signal in (signal.SIGKILL, signal.SIGTERM)
+    assert (ended.cause, ended.detail) == ("stopped", "preempted")
 
 
 def test_a_program_that_was_faster_than_its_stop_ended_by_itself(lab: Lab) -> None:
