@@ -1,4 +1,4 @@
-"""Nodes and cards to look at, below /nodes/; what staff may do there is in nodes/page_urls.py, which comes first."""
+"""Nodes and cards to look at, below /nodes/. They come before nodes/page_urls.py (what staff may do), which takes any word as an action."""
 
 from __future__ import annotations
 

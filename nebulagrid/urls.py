@@ -37,8 +37,8 @@ urlpatterns = [
     path("cells/heat/", overview.pool_heat, name="pool-heat"),
     path("jobs/", include("jobs.page_urls")),
     path("incidents/", include("nodes.incident_urls")),
-    path("nodes/", include("nodes.page_urls")),
     path("nodes/", include("jobs.pool_urls")),
+    path("nodes/", include("nodes.page_urls")),
     # Browsers ask for it on answers that are no page of ours, such as JSON. The name of the picture has a hash: not known at import.
     path("favicon.ico", lambda request: HttpResponseRedirect(static("img/mark.svg")), name="favicon"),
     path("icons.svg", icons_view, name="icons"),
