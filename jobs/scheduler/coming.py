@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from jobs.scheduler.runs import cards_asked
@@ -41,33 +41,37 @@ def coming(
         hour = hours - 1 - int(ago // HOUR_S)
         if ago >= 0 and hour >= 0:
             blocks[hour].append(((hours - hour) * HOUR_S - ago, came))
-    # 2. The future: the same hour of one of the days before; where less than a day is known, any hour.
+    # 2. The future: the same hour of the days before, no day twice before each has come once; where less than a day is known, any hour.
     rng = random.Random(seed)
-    share = min(LOAD_MOST / max(offered_load(snapshot, policy), 1e-9), 1.0)
-    days = hours // DAY_H
-    found: list[Arrival] = []
+    like = [[at for at in range(hours) if (hours - at) % DAY_H == -hour % DAY_H] or [*range(hours)] for hour in range(DAY_H)]
+    lots: list[list[int]] = [[] for _ in like]
+    drawn: list[tuple[float, Came]] = []
     for hour in range(span_h):
-        block = blocks[hours - DAY_H * rng.randint(1, days) + hour % DAY_H] if days else blocks[rng.randrange(hours)]
-        for since, came in block:
-            if rng.random() >= share:
-                continue
-            job = _again(came.job, at=snapshot.now + hour * HOUR_S + since, number=-1 - len(found))
-            found.append(Arrival(job=job, seconds=runtime_s(came)))
-    return found
+        lot = lots[hour % DAY_H]
+        if not lot:
+            lot += rng.sample(like[hour % DAY_H], len(like[hour % DAY_H]))
+        drawn += [(snapshot.now + hour * HOUR_S + since, came) for since, came in blocks[lot.pop()]]
+    # 3. No more than can be done.
+    load = offered_load([came for _at, came in drawn], span_h * HOUR_S, snapshot, policy)
+    share = min(LOAD_MOST / load, 1.0) if load > 0 else 1.0
+    kept = [(at, came) for at, came in drawn if rng.random() < share]
+    return [
+        Arrival(job=_again(came.job, at=at, number=-number), seconds=runtime_s(came)) for number, (at, came) in enumerate(kept, start=1)
+    ]
 
 
 def _again(job: Job, *, at: float, number: int) -> Job:
     return replace(job, id=number, submitted=at, hold=None, hold_params={}, avoid_nodes=frozenset())
 
 
-def offered_load(snapshot: Snapshot, policy: Policy) -> float:
-    """Card-seconds that recent jobs needed ÷ card-seconds that there were; more than 1 = they need longer than the time they came in."""
+def offered_load(jobs: Iterable[Came], span_s: float, snapshot: Snapshot, policy: Policy) -> float:
+    """Card-seconds that these jobs need ÷ card-seconds that there are; more than 1 = they need longer than the time they come in."""
     known: dict[Request, float] = {}
     total = 0.0
-    for came in snapshot.recent:
+    for came in jobs:
         request = came.job.request
         if request not in known:
             known[request] = cards_asked(request, snapshot, policy)
         total += known[request] * came.seconds
     cards = sum(gpu.is_schedulable for node in snapshot.nodes if node.takes_work for gpu in node.gpus)
-    return total / max(cards * snapshot.recent_s, 1.0)
+    return total / max(cards * span_s, 1.0)

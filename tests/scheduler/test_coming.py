@@ -56,7 +56,7 @@ def test_where_less_than_a_day_is_known_any_hour_may_come_again() -> None:
 
 def test_no_more_is_expected_than_the_cards_can_do() -> None:
     snapshot = lately(*[600.0 * n for n in range(1, 433)], seconds=4_800.0)
-    assert offered_load(snapshot, Policy()) == pytest.approx(432 * 4_800 / (4 * 3 * DAY))  # 2.0
+    assert offered_load(snapshot.recent, snapshot.recent_s, snapshot, Policy()) == pytest.approx(432 * 4_800 / (4 * 3 * DAY))  # 2.0
     assert len(drawn(snapshot)) == pytest.approx(432 * LOAD_MOST / 2.0, rel=0.15)
 
 
