@@ -44,6 +44,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("node", "label"): ("pool", "node_label", _("Give a machine labels that jobs may ask for (staff).")),
     ("node", "resume"): ("pool", "node_resume", _("Give a machine jobs again (staff).")),
     ("gpu", "list"): ("pool", "gpu_list", _("The cards.")),
+    ("drill",): ("drill", "drill", _("Throw a fault at a simulated card and watch it heal (staff).")),
 }
 GROUPS = {"artifacts": _("Files that jobs left."), "node": _("The machines of the pool."), "gpu": _("The cards of the pool.")}
 

@@ -270,6 +270,31 @@ class NebulaClient:
     def gpu_list(self) -> list[shapes.Gpu]:
         return cast("list[shapes.Gpu]", list(self._pages("/gpus/", {})))
 
+    def gpu_health(self, uuid: str) -> dict[str, Any]:
+        """State with its reason, score, last self-test, open incident and the last events of a card."""
+        return cast("dict[str, Any]", self._call("GET", f"/gpus/{quote(uuid, safe='')}/health"))
+
+    def gpu_act(self, uuid: str, *, action: str, reason: str, checked: bool = False) -> dict[str, Any]:
+        """isolate, maintain, selftest, reset or return a card. Staff."""
+        body: dict[str, Any] = {"action": action, "reason": reason} | ({"checked": True} if checked else {})
+        return cast("dict[str, Any]", self._call("POST", f"/gpus/{quote(uuid, safe='')}/act", body=body))
+
+    def node_drill(self, name: str, *, fault: str, gpu: int = 0, test: str | None = None) -> dict[str, Any]:
+        """Throw a fault (xid79, gone) at a card of a simulated node. Staff."""
+        body: dict[str, Any] = {"fault": fault, "gpu": gpu} | ({"test": test} if test else {})
+        return cast("dict[str, Any]", self._call("POST", f"/nodes/{quote(name, safe='')}/drill", body=body))
+
+    def incident_list(self, *, phase: str | None = None) -> list[dict[str, Any]]:
+        return cast("list[dict[str, Any]]", list(self._pages("/incidents/", {"phase": phase} if phase else {})))
+
+    def incident_get(self, incident: int) -> dict[str, Any]:
+        """With its timeline and evidence."""
+        return cast("dict[str, Any]", self._call("GET", f"/incidents/{int(incident)}"))
+
+    def incident_close(self, incident: int, *, text: str) -> dict[str, Any]:
+        """With its review; its card must be back in service. Staff."""
+        return cast("dict[str, Any]", self._call("POST", f"/incidents/{int(incident)}/close", body={"text": text}))
+
     def usage(self) -> shapes.Usage:
         """The pool in numbers, and what of it is mine."""
         return cast(shapes.Usage, self._call("GET", "/resources/usage"))

@@ -24,6 +24,7 @@ from nodes.health_views import card_health
 from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
+from nodes.trends import foreign_rows
 from nodes.wording import advice_text
 from quotas.models import User
 
@@ -108,6 +109,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     commands = commands_latest(node) if user.is_staff else []
     events = HealthEvent.objects.filter(node=node).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
+        "ghosts": foreign_rows(gpus),
         "advice": [advice_text(str(code)) for code in node.advice],
         "links": _links(GpuLink.objects.filter(a__node=node)),
         "events": [_event_row(event) for event in events],
@@ -132,6 +134,7 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
     events = HealthEvent.objects.filter(gpu=gpu).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
         "health": card_health(gpu),
+        "ghosts": foreign_rows([gpu]),
         "recent": [_slice_row(part, user) for part in recent],
         "links": _links(GpuLink.objects.filter(Q(a=gpu) | Q(b=gpu)), seen_from=gpu),
         "events": [_event_row(event) for event in events],

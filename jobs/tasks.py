@@ -15,6 +15,7 @@ from jobs.services.schedule import PassResult
 from jobs.services.schedule import schedule_pass as pass_do
 from jobs.services.upkeep import ranks_silence, upkeep_run
 from nodes.care import care_run
+from nodes.trends import trends_tick
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ def upkeep() -> None:
 
 @shared_task(name="jobs.tasks.health")
 def health() -> None:
-    """Every 5 s: self-tests and resets whose cards have become free, and jobs on cards that were taken out by hand or are gone."""
+    """Every 5 s: self-tests and resets whose cards have become free, and jobs on cards that were taken out by hand or are
+    gone; every 30 s what the figures of the cards tell."""
     now = timezone.now()
     care_run(now=now)
+    trends_tick(now=now.timestamp())
     if faults_apply(now=now):
         pass_do(wait_s=0.0)

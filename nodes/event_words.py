@@ -23,7 +23,6 @@ EVENTS = {
     "cooling": gettext_lazy("Hot and slow though little used: look at its cooling."),
     "memory_clock": gettext_lazy("Its memory clock stays low under load: switch persistence mode on (nvidia-smi -pm 1)."),
     "leak": gettext_lazy("Its memory use grows though no job asked for more."),
-    "trend_over": gettext_lazy("That is over: %(what)s"),
     "driver_mismatch": gettext_lazy("The NVIDIA driver and its library differ in version."),
     "lost": gettext_lazy("The card has fallen off the bus."),
 }
@@ -33,6 +32,9 @@ LOOKS = {
     "lost": ("bad", "octagon"),
     "xid": ("warn", "warn"),
     "appeared": ("ok", "check"),
+    "trend_over": ("ok", "check"),
+    "foreign": ("warn", "ghost"),
+    "cooling": ("warn", "flame"),
     "responsive": ("ok", "check"),
     "throttle": ("warn", "flame"),
 }
@@ -52,6 +54,11 @@ def event_kind_text(kind: str, data: Mapping[str, Any]) -> str:
         times = data.get("count")
         many = " " + _("%(n)s times.") % {"n": times} if isinstance(times, int) and times > 1 else ""
         return (f"{text} ({title})" if title else text) + many
+    if kind == "trend_over":
+        return _("That is over: %(what)s") % {"what": EVENTS.get(str(data.get("what")), str(data.get("what")))}
+    if kind == "foreign":
+        values = {"user": data.get("user") or "?", "command": data.get("command") or "?", "mib": data.get("used_mib", "?")}
+        return _("%(command)s of %(user)s uses %(mib)s MiB of it and belongs to no job.") % values
     text = EVENTS.get(kind)
     return str(text) if text is not None else kind
 

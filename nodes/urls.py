@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from nodes import api, samples_api
+from nodes import api, health_api, samples_api
 
 urlpatterns = [
     path("nodes/", api.NodeListView.as_view(), name="api-nodes"),
@@ -15,6 +15,13 @@ urlpatterns = [
     path("nodes/<str:name>/commands", api.CommandListView.as_view(), name="api-node-commands"),
     path("nodes/<str:name>/commands/<int:id>", api.CommandDetailView.as_view(), name="api-node-command-detail"),
     path("nodes/<str:name>/samples", samples_api.NodeSamplesView.as_view(), name="api-node-samples"),
+    path("nodes/<str:name>/drill", health_api.DrillView.as_view(), name="api-node-drill"),
+    path("gpus/<str:uuid>/health", health_api.CardHealthView.as_view(), name="api-gpu-health"),
+    path("gpus/<str:uuid>/act", health_api.CardActView.as_view(), name="api-gpu-act"),
+    path("incidents/", health_api.IncidentListView.as_view(), name="api-incidents"),
+    path("incidents/<int:id>", health_api.IncidentDetailView.as_view(), name="api-incident-detail"),
+    path("incidents/<int:id>/notes", health_api.IncidentNoteView.as_view(), name="api-incident-notes"),
+    path("incidents/<int:id>/close", health_api.IncidentCloseView.as_view(), name="api-incident-close"),
     path("gpus/<str:uuid>/samples", samples_api.GpuSamplesView.as_view(), name="api-gpu-samples"),
     path("pool/samples", samples_api.PoolSamplesView.as_view(), name="api-pool-samples"),
     path("gpus/", api.GpuListView.as_view(), name="api-gpus"),

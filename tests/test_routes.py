@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import timezone
 
 from jobs import logs
 from jobs.agent_api import artifact_path
 from jobs.models import Artifact, Job, Rank
-from nodes.models import AgentCommand
+from nodes.incidents import incident_open
+from nodes.models import AgentCommand, Incident
 from nodes.services import command_create
 from quotas.models import ApiToken, User
 from quotas.services import token_create
@@ -64,6 +66,13 @@ TABLE: dict[tuple[str, str], Row] = {
     ("POST", "nodes/<str:name>/commands"): staff_only(202, body={"verb": "ping"}),
     ("GET", "nodes/<str:name>/commands/<int:id>"): staff_only(200),
     ("GET", "gpus/"): Row(),
+    ("POST", "nodes/<str:name>/drill"): staff_only(202, body={"fault": "xid79"}),
+    ("GET", "gpus/<str:uuid>/health"): Row(),
+    ("POST", "gpus/<str:uuid>/act"): staff_only(200, body={"action": "isolate", "reason": "smells"}),
+    ("GET", "incidents/"): Row(),
+    ("GET", "incidents/<int:id>"): Row(),
+    ("POST", "incidents/<int:id>/notes"): staff_only(200, body={"text": "looks loose"}),
+    ("POST", "incidents/<int:id>/close"): staff_only(409, body={"text": "a loose riser"}),
     ("GET", "gpus/<str:uuid>/samples"): Row(),
     ("GET", "nodes/<str:name>/samples"): Row(),
     ("GET", "pool/samples"): Row(),
@@ -118,12 +127,14 @@ class World:
     token: ApiToken
     command: AgentCommand
     rank: Rank
+    incident: Incident
     values: dict[str, str] = field(default_factory=dict)
 
     def path(self, route: str) -> str:
         is_token = route.startswith("tokens/")
         is_node = route.startswith("nodes/")
-        ids = self.token.pk if is_token else self.command.pk if is_node else self.job.pk
+        is_incident = route.startswith("incidents/")
+        ids = self.token.pk if is_token else self.command.pk if is_node else self.incident.pk if is_incident else self.job.pk
         name = "node-a" if is_node else "model.bin"
         for mark, value in {
             "<int:id>": str(ids),
@@ -140,7 +151,7 @@ class World:
 def world(tmp_path: Path, settings: Any) -> World:
     settings.LOG_DIR, settings.ARTIFACT_DIR = tmp_path / "logs", tmp_path / "artifacts"
     owner = user_make("owner@lab.example", password="correct horse")
-    node = node_make("node-a", cards=2)
+    node = node_make("node-a", cards=2, is_simulated=True)
     attempt = attempt_make(None, gpus=(node.gpus.first(),))
     job = attempt.job
     Job.objects.filter(pk=job.pk).update(owner=owner, env={"SECRET": "hunter2"})
@@ -159,6 +170,7 @@ def world(tmp_path: Path, settings: Any) -> World:
         token=token_create(user=owner, name="ci")[0],
         command=command_create(node=node, verb="ping", by=staff),
         rank=rank,
+        incident=incident_open(gpu=node.gpus.all()[1], code="xid", params={"xid": 79}, now=timezone.now()),
     )
 
 

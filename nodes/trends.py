@@ -1,0 +1,188 @@
+"""What runs of figures tell of cards: slowing down for heat, a memory clock held low, memory that grows, processes that no job owns.
+
+Every 30 s, from what Redis holds; the memory between two looks is in Redis, too (an emptied one only begins anew). The database is
+written when something begins, is over, or changes a card's score.
+
+  nebula:trends   hash  card UUID → JSON of its Trend; cards without anything to remember have none
+  nebula:foreign  hash  "<node>/<card UUID>/<pid>" → since when it was seen there, Unix time
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from nodes import telemetry
+from nodes.health import RUN, Figures, Trend, health_score, trend_next
+from nodes.models import Gpu, HealthEvent, Node, NodeState, XidPolicy
+from nodes.pool import FOREIGN_FLOOR_MIB
+from nodes.text import json_clean
+
+log = logging.getLogger(__name__)
+
+TRENDS_KEY, FOREIGN_KEY, TURN_KEY = "nebula:trends", "nebula:foreign", "nebula:trends:turn"
+EVERY_S = 30
+WEEK = timedelta(days=7)
+#: What this room reports itself; an agent's session is a UUID.
+SESSION = "control-plane"
+
+
+def trends_tick(*, now: float) -> int:
+    """One look at all cards; more than one call within 30 s does nothing. Returns how many events it wrote. ``now``: Unix time."""
+    turn = int(now) // EVERY_S
+    if not telemetry.ask(lambda c: c.set(f"{TURN_KEY}:{turn}", "1", nx=True, ex=2 * EVERY_S), None):
+        return 0
+    nodes = dict(Node.objects.exclude(state=NodeState.RETIRED).order_by().values_list("pk", "name"))
+    cards = list(
+        Gpu.objects.filter(node__in=nodes).order_by("pk").values_list("pk", "node_id", "uuid", "held_mib", "live_slices", "health_score")
+    )
+    latest = telemetry.nodes_latest(nodes)
+    slow = telemetry.cards_health([(pk, node, uuid) for pk, node, uuid, *_ in cards])
+    before = telemetry.ask(lambda c: c.hgetall(TRENDS_KEY), None)
+    if before is None:
+        return 0
+    kept: dict[str, str] = {}
+    scores: dict[int, tuple[int, tuple[str, ...], Mapping[str, Any]]] = {}
+    events: list[tuple[int, int, str, dict[str, Any]]] = []
+    for pk, node, uuid, held_mib, slices, score in cards:
+        trend = _trend_read(before.get(uuid))
+        found = latest.get(node)
+        status = found.gpus.get(uuid) if found is not None and now - found.at < telemetry.STALE_AFTER_S else None
+        facts = slow.get(pk, {})
+        if status is not None and status.get("error") is None:
+            figures = _figures(status, facts, (held_mib, slices))
+            trend, began, over = trend_next(trend, figures)
+            told = {"temp_c": figures.temp_c, "core_mhz": figures.core_mhz, "mem_mhz": figures.mem_mhz, "used_mib": figures.used_mib}
+            events += [(node, pk, name, told) for name in began]
+            events += [(node, pk, "trend_over", {"what": name}) for name in over]
+            has_more = trend.used_mib is not None and trend.used_mib > held_mib
+            if trend.runs or trend.told or has_more:
+                kept[uuid] = json.dumps({"runs": trend.runs, "told": trend.told, "used_mib": trend.used_mib, "held": trend.held})
+        elif uuid in before:
+            kept[uuid] = before[uuid]  # silence neither begins nor ends anything
+        scores[pk] = (score, trend.told, facts)
+    _hash_replace(TRENDS_KEY, before, kept)
+    _scores_save(scores, now=now)
+    events += _foreign(nodes, {uuid: pk for pk, _node, uuid, *_ in cards}, now=now)
+    _events_write(events, now=now)
+    return len(events)
+
+
+def _trend_read(text: str | None) -> Trend:
+    try:
+        found = json.loads(text or "{}")
+        held = found.get("held")
+        return Trend(
+            runs={str(name): max(-RUN, min(RUN, int(n))) for name, n in found.get("runs", {}).items()},
+            told=tuple(str(name) for name in found.get("told", ())),
+            used_mib=found.get("used_mib"),
+            held=(int(held[0]), int(held[1])) if held else None,
+        )
+    except (ValueError, TypeError, AttributeError, IndexError):
+        return Trend()  # another version wrote it
+
+
+def _figures(status: Mapping[str, Any], facts: Mapping[str, Any], held: tuple[int, int]) -> Figures:
+    names = ("util_pct", "temp_c", "used_mib", "core_mhz", "mem_mhz")
+    most = {name: facts.get(name) for name in ("core_max_mhz", "mem_max_mhz")}
+    return Figures(**{name: status.get(name) for name in names}, **most, throttle=status.get("throttle", ()), held=held)
+
+
+def _hash_replace(key: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    changed = {name: value for name, value in now.items() if before.get(name) != value}
+    gone = [name for name in before if name not in now]
+
+    def write(c: Any) -> None:
+        pipe = c.pipeline(transaction=False)
+        if changed:
+            pipe.hset(key, mapping=changed)
+        if gone:
+            pipe.hdel(key, *gone)
+        pipe.execute()
+
+    if changed or gone:
+        telemetry.ask(write, None)
+
+
+def _scores_save(scores: Mapping[int, tuple[int, tuple[str, ...], Mapping[str, Any]]], *, now: float) -> None:
+    since = datetime.fromtimestamp(now, UTC) - WEEK
+    users = set(XidPolicy.objects.filter(is_users=True).values_list("xid", flat=True))
+    rows = HealthEvent.objects.filter(kind="xid", gpu__isnull=False, at__gte=since).order_by("-at").values_list("gpu_id", "data")[:5000]
+    faults = Counter(gpu for gpu, data in rows if data.get("xid") not in users and not data.get("drill"))
+    for pk, (old, told, facts) in scores.items():
+        new = health_score(
+            faults_week=faults[pk], told=told, remap_pending=bool(facts.get("remap_pending")), remap_failed=bool(facts.get("remap_failed"))
+        )
+        if new != old:
+            Gpu.objects.filter(pk=pk).update(health_score=new)
+
+
+def _events_write(events: Iterable[tuple[int, int, str, dict[str, Any]]], *, now: float) -> None:
+    at = datetime.fromtimestamp(now, UTC)
+    first = int(now * 1000) * 1000
+    rows = [
+        HealthEvent(node_id=node, gpu_id=gpu, session=SESSION, eid=first + n, kind=kind, data=json_clean(data), at=at)
+        for n, (node, gpu, kind, data) in enumerate(events)
+    ]
+    if rows:
+        HealthEvent.objects.bulk_create(rows, ignore_conflicts=True)
+
+
+# --- processes that no job owns -------------------------------------------------------------------------------------
+
+
+def _foreign(nodes: Mapping[int, str], cards: Mapping[str, int], *, now: float) -> list[tuple[int, int, str, dict[str, Any]]]:
+    """An event for each such process when it is seen first: one notice an episode."""
+    before = telemetry.ask(lambda c: c.hgetall(FOREIGN_KEY), None)
+    if before is None:
+        return []
+    kept: dict[str, str] = {}
+    found = []
+    listed = telemetry.nodes_processes(nodes)
+    for node, (_at, processes) in listed.items():
+        for process in processes:
+            uuid, mib = str(process.get("uuid")), process.get("used_mib")
+            if process.get("rank") is not None or uuid not in cards:
+                continue
+            key = f"{node}/{uuid}/{process.get('pid')}"
+            kept[key] = before.get(key) or f"{now:.0f}"
+            if key not in before and isinstance(mib, int) and mib > FOREIGN_FLOOR_MIB:
+                told = {"user": str(process.get("user") or "")[:60], "command": str(process.get("command") or "")[:60], "used_mib": mib}
+                found.append((node, cards[uuid], "foreign", told))
+    # A node that is silent keeps what it had: its processes did not end for that.
+    kept |= {key: since for key, since in before.items() if key.partition("/")[0].isdigit() and int(key.partition("/")[0]) not in listed}
+    _hash_replace(FOREIGN_KEY, before, kept)
+    return found
+
+
+def foreign_rows(gpus: Iterable[Gpu]) -> list[dict[str, Any]]:
+    """The processes on these cards (of one node) that no job owns, largest first: who, what, how much, since when. No query."""
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    if not by_uuid:
+        return []
+    node = next(iter(by_uuid.values())).node_id
+    found = telemetry.nodes_processes([node]).get(node)
+    if found is None:
+        return []
+    since = telemetry.ask(lambda c: c.hgetall(FOREIGN_KEY), {}) or {}
+    rows = []
+    for process in found[1]:
+        gpu = by_uuid.get(str(process.get("uuid")))
+        if gpu is None or process.get("rank") is not None:
+            continue
+        seen = since.get(f"{node}/{gpu.uuid}/{process.get('pid')}")
+        rows.append(
+            {
+                "gpu": gpu,
+                "pid": process.get("pid"),
+                "user": process.get("user"),
+                "command": str(process.get("command") or "")[:60],
+                "mib": process.get("used_mib"),
+                "since": datetime.fromtimestamp(float(seen), UTC) if seen else None,
+            }
+        )
+    return sorted(rows, key=lambda row: (-(row["mib"] or 0), row["pid"] or 0))

@@ -1,0 +1,123 @@
+"""Looks at all cards every 30 s: what runs of figures tell, once an episode, and what it does to scores and pages."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from django.test import Client
+
+from agent.protocol import GpuHealth, GpuProcess, GpuStatus
+from nodes import telemetry
+from nodes.models import Gpu, HealthEvent
+from nodes.trends import foreign_rows, trends_tick
+from tests.factories import gpu_make, node_make, user_make
+
+pytestmark = [pytest.mark.django_db, pytest.mark.redis]
+HOT = {"util_pct": 95, "temp_c": 90, "core_mhz": 1500, "mem_mhz": 10_000, "throttle": ("hw_thermal",)}
+COOL = {"util_pct": 95, "temp_c": 60, "core_mhz": 2500, "mem_mhz": 10_000}
+
+
+@pytest.fixture
+def gpu(live_redis) -> Gpu:
+    return node_make("n1", cards=1).gpus.get()
+
+
+def look(gpu: Gpu, turn: int, *, processes=None, **figures) -> None:
+    """What a sync tells at the 30 s step ``turn``, and the look of that step."""
+    now = 1_800_000_000.0 + 30 * turn
+    telemetry.sync_store(
+        node_id=gpu.node_id,
+        session="s",
+        seq=turn,
+        at=now,
+        statuses=[GpuStatus(uuid=gpu.uuid, **figures)],
+        health=[GpuHealth(uuid=gpu.uuid, core_max_mhz=2600, mem_max_mhz=10_500)] if turn == 0 else (),
+        processes=processes,
+    )
+    trends_tick(now=now)
+    trends_tick(now=now + 5)  # a second call within the step does nothing
+
+
+def kinds() -> list[str]:
+    return list(HealthEvent.objects.order_by("pk").values_list("kind", flat=True))
+
+
+def test_a_card_that_slows_down_for_heat_is_told_once_scored_lower_and_recovers(gpu):
+    for turn in range(5):
+        look(gpu, turn, **HOT)
+    assert kinds() == ["throttle"]
+    gpu.refresh_from_db()
+    assert (gpu.health_score, gpu.state) == (70, "HEALTHY")
+    for turn in range(5, 9):
+        look(gpu, turn, **COOL)
+    assert kinds() == ["throttle", "trend_over"]
+    gpu.refresh_from_db()
+    assert gpu.health_score == 100
+
+
+def test_silence_ends_no_episode(gpu):
+    for turn in range(3):
+        look(gpu, turn, **HOT)
+    for turn in range(3, 8):
+        trends_tick(now=1_800_000_000.0 + 30 * turn)
+    assert kinds() == ["throttle"]
+    gpu.refresh_from_db()
+    assert gpu.health_score == 70
+
+
+def test_memory_that_grows_with_nobody_on_the_card_is_an_event_and_no_more(gpu):
+    for turn in range(5):
+        look(gpu, turn, used_mib=1000 + 200 * turn, **COOL)
+    assert kinds() == ["leak"]
+    gpu.refresh_from_db()
+    assert (gpu.health_score, gpu.state) == (100, "HEALTHY")
+
+
+def test_faults_of_the_week_lower_the_score_and_those_of_programs_and_drills_do_not(gpu):
+    from datetime import UTC, datetime
+
+    at = datetime.fromtimestamp(1_800_000_000, UTC)
+    for eid, data in enumerate([{"xid": 62}, {"xid": 13}, {"xid": 79, "drill": True}]):
+        HealthEvent.objects.create(node=gpu.node, gpu=gpu, session="s", eid=eid, kind="xid", data=data, at=at)
+    look(gpu, 0, **COOL)
+    gpu.refresh_from_db()
+    assert gpu.health_score == 85
+
+
+def test_a_quiet_look_writes_nothing_to_the_database(gpu, django_assert_num_queries):
+    look(gpu, 0, **COOL)
+    with django_assert_num_queries(4) as found:
+        look(gpu, 1, **COOL)
+    assert {query["sql"].split()[0] for query in found.captured_queries} == {"SELECT"}
+
+
+def test_a_process_that_no_job_owns_is_told_of_once_an_episode(gpu):
+    ghost = GpuProcess(uuid=gpu.uuid, pid=4711, used_mib=12_000, user="mallory", command="<b>mine</b>")
+    own = GpuProcess(uuid=gpu.uuid, pid=1, used_mib=4000, rank="1.1.0", user="lin", command="train")
+    small = GpuProcess(uuid=gpu.uuid, pid=2, used_mib=200, user="root", command="Xorg")
+    for turn in range(3):
+        look(gpu, turn, processes=(ghost, own, small), **COOL)
+    assert kinds() == ["foreign"]
+    look(gpu, 3, processes=(own,), **COOL)
+    look(gpu, 4, processes=(ghost,), **COOL)
+    assert kinds() == ["foreign", "foreign"]
+
+
+def test_pages_show_who_uses_a_card_without_a_job_and_markup_stays_text(live_redis):
+    gpu = node_make("n2").gpus.create(uuid="GPU-n2-0", index=0, model="RTX 4090", vendor="nvidia", total_mib=24_564)
+    gpu_make(gpu.node, index=1)
+    now = time.time()
+    ghost = GpuProcess(uuid=gpu.uuid, pid=4711, used_mib=12_288, user="mallory", command="<b>mine</b>")
+    telemetry.sync_store(node_id=gpu.node_id, session="s", seq=1, at=now, statuses=[GpuStatus(uuid=gpu.uuid)], processes=(ghost,))
+    trends_tick(now=now)
+    (row,) = foreign_rows([gpu])
+    assert (row["user"], row["mib"], round(row["since"].timestamp())) == ("mallory", 12_288, round(now))
+    client = Client()
+    client.force_login(user_make())
+    for address in ("/nodes/n2/", "/nodes/n2/gpu0/"):
+        page = client.get(address).content.decode()
+        assert "mallory" in page
+        assert "&lt;b&gt;mine&lt;/b&gt;" in page
+        assert "processes that no job owns" in page
+    assert "mallory" not in client.get("/nodes/n2/gpu1/").content.decode()
