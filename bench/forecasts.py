@@ -3,8 +3,8 @@
 python -m bench.forecasts [--jobs 1000] [--cards 20 200] [--seed 1] [--repeat 3] [--json]
 
 The queue is that of bench.passes under the default policy; the what-if is of one whole card, submitted last. Times are the least of the
-repeats, in seconds of wall clock, the start of the process and what goes to and fro included; nothing is cut off. ``cpu``: processor time of
-both simulations together; they run side by side, so that at rest the wall clock shows about half of it.
+repeats, in seconds of wall clock, the start of the process and what goes to and fro included; nothing is cut off. ``cpu``: processor
+time of both simulations together; they run side by side, so that at rest the wall clock shows about half of it.
 """
 
 from __future__ import annotations
