@@ -21,7 +21,8 @@ from jobs.views import job_get
 from jobs.wording import event_text
 from nodes.charts import Line, Mark, Panel, brief, figure
 from nodes.event_words import event_kind_text, event_look
-from nodes.models import Gpu, GpuSample, HealthEvent, Node, NodeSample
+from nodes.health_words import line_look, line_text
+from nodes.models import Gpu, GpuSample, HealthEvent, IncidentEntry, Node, NodeSample
 from nodes.series import Curve, Span, curves_read, span_make
 
 RANGES = {"1h": 3600, "24h": 86_400, "7d": 7 * 86_400, "30d": 30 * 86_400}
@@ -29,6 +30,9 @@ RANGE = "24h"
 MARKS_MOST = 60
 #: Events of a job that are worth a mark; all of them are on its page of events.
 JOB_EVENTS = ("running", "requeued", "stopping", "succeeded", "failed", "cancelled", "node_silent")
+
+#: Lines of an incident that change a card's state; what led to them is reported by the agent and marked as such.
+STATE_LINES = ("suspect", "isolated", "maintenance", "healthy", "returned", "out", "reset_done")
 
 
 def ranges() -> list[tuple[str, str]]:
@@ -55,7 +59,18 @@ def gpu_curves(request: HttpRequest, name: str, index: int) -> HttpResponse:
     if (found := _span(request)) is None:
         return _refused()
     span, _now = found
-    figures = ("util_pct", "util_max_pct", "mem_util_pct", "used_mib", "used_max_mib", "temp_c", "temp_max_c", "power_w", "power_max_w")
+    figures = (
+        "util_pct",
+        "util_max_pct",
+        "mem_util_pct",
+        "used_mib",
+        "used_max_mib",
+        "temp_c",
+        "temp_max_c",
+        "power_w",
+        "power_max_w",
+        "throttled_pct",
+    )
     curve = curves_read(GpuSample.objects.filter(gpu=gpu), span=span, figures=figures).get((), Curve())
     panels = [
         Panel(
@@ -74,7 +89,13 @@ def gpu_curves(request: HttpRequest, name: str, index: int) -> HttpResponse:
         Panel(title=_("Temperature"), unit="°C", lines=_lines(curve, ("temp_c", _("temperature"), "--c4")), top=90),
         Panel(title=_("Power"), unit="W", lines=_lines(curve, ("power_w", _("power"), "--c5"))),
     ]
-    return _answer(panels, curve, span, marks=[*_health_marks(HealthEvent.objects.filter(gpu=gpu), span), *_slice_marks(gpu, span)])
+    marks = [
+        *_health_marks(HealthEvent.objects.filter(gpu=gpu), span),
+        *_state_marks(IncidentEntry.objects.filter(incident__gpu=gpu), span),
+        *_slice_marks(gpu, span),
+        *throttle_marks(curve),
+    ]
+    return _answer(panels, curve, span, marks=marks)
 
 
 @login_required
@@ -104,7 +125,11 @@ def node_curves(request: HttpRequest, name: str) -> HttpResponse:
             top=node.memory_mib / 1024 if node.memory_mib else None,
         ),
     ]
-    return _answer(panels, curve, span, marks=_health_marks(HealthEvent.objects.filter(node=node), span))
+    marks = [
+        *_health_marks(HealthEvent.objects.filter(node=node), span),
+        *_state_marks(IncidentEntry.objects.filter(incident__node=node), span),
+    ]
+    return _answer(panels, curve, span, marks=marks)
 
 
 @login_required
@@ -196,6 +221,33 @@ def _health_marks(events: QuerySet[HealthEvent], span: Span) -> list[Mark]:
         place = f"gpu{event.gpu.index}: " if event.gpu else ""
         marks.append(Mark(at=event.at.timestamp(), text=place + event_kind_text(event.kind, event.data), tone=event_look(event.kind)[0]))
     return marks
+
+
+def _state_marks(entries: QuerySet[IncidentEntry], span: Span) -> list[Mark]:
+    found = entries.filter(at__range=_between(span), code__in=STATE_LINES).select_related("incident__gpu").order_by("-at", "-pk")
+    return [
+        Mark(
+            at=entry.at.timestamp(),
+            text=f"gpu{entry.incident.gpu.index}: {line_text(entry.code, entry.params)}",
+            tone=line_look(entry.code)[0],
+        )
+        for entry in found[:MARKS_MOST]
+    ]
+
+
+def throttle_marks(curve: Curve) -> list[Mark]:
+    """When the card began to slow itself down and when that ended, as its samples tell; a gap is neither."""
+    marks: list[Mark] = []
+    before: int | None = None
+    for at, share in zip(curve.at, curve.figures.get("throttled_pct", ()), strict=False):
+        if share is None:
+            continue
+        if share and not before:
+            marks.append(Mark(at=at, text=_("slows itself down"), tone="warn"))
+        elif before and not share:
+            marks.append(Mark(at=at, text=_("at full clocks again"), tone="ok"))
+        before = share
+    return marks[-MARKS_MOST:]
 
 
 def _slice_marks(gpu: Gpu, span: Span) -> list[Mark]:

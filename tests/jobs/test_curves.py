@@ -13,7 +13,7 @@ from jobs.lifecycle import JobState
 from jobs.models import Slice
 from jobs.samples import job_curves
 from nodes import telemetry
-from nodes.models import GpuSample, HealthEvent, Level, NodeSample, PoolSample, RankSample
+from nodes.models import GpuSample, HealthEvent, Incident, IncidentEntry, Level, NodeSample, PoolSample, RankSample
 from nodes.series import span_make
 from tests.factories import attempt_make, job_make, node_make, user_make
 from tests.rest import Api
@@ -70,6 +70,30 @@ def test_a_card_has_panels_for_what_it_told_and_marks_for_what_happened(client: 
     assert "secret" not in str(told)
     assert "Use: 40 % on average, 40 % at most" in told["summary"]
     assert "Power: n/a" in told["summary"]
+
+
+def test_changes_of_state_and_throttling_are_marked(client: Client, now: int) -> None:
+    node = node_make("node01", cards=1)
+    gpu = node.gpus.get()
+    for ago, throttled in ((300, 0), (270, 100), (240, None), (210, 100), (180, 0)):
+        taken(gpu, now - ago, temp_c=80, throttled_pct=throttled)
+    incident = Incident.objects.create(node=node, gpu=gpu, code="xid")
+    for ago, code in ((260, "suspect"), (250, "test_asked"), (200, "healthy")):
+        IncidentEntry.objects.create(incident=incident, code=code, params={"mib": 1}, at=timezone.now() - timedelta(seconds=ago))
+    told = get(client, user_make(), "/nodes/node01/gpu0/curves/?range=1h")
+    marks = next(trace for trace in told["figure"]["data"] if trace["mode"] == "markers")["text"]
+    assert [text.split(":")[0] if ":" not in text else text.split(": ")[1] for text in marks] == [
+        "slows itself down",
+        "Suspect",
+        "Back in service.",
+        "at full clocks again",
+    ]
+    of_node = NodeSample.objects.create(node=node, at=(now - 60) // 30 * 30, cpu_pct=1)
+    told = get(client, user_make(), "/nodes/node01/curves/?range=1h")
+    assert of_node.pk
+    assert [trace["text"] for trace in told["figure"]["data"] if trace["mode"] == "markers"] == [
+        ["gpu0: Suspect: no new work comes to it.", "gpu0: Back in service."]
+    ]
 
 
 def test_without_samples_there_is_nothing_to_draw(client: Client) -> None:
