@@ -63,8 +63,9 @@ def figure(panels: Sequence[Panel], *, since: int, until: int, step_s: int, zone
     layout: dict[str, Any] = {
         "height": height,
         "margin": {"l": 46, "r": 12, "t": 4, "b": FOOT_PX, "pad": 0},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
+        # Not transparent: plotly draws an edge of this colour around the line that follows the pointer.
+        "paper_bgcolor": "--surface",
+        "plot_bgcolor": "--surface",
         "font": {"family": "Inter, Noto Sans SC, Noto Sans CJK SC, sans-serif", "size": 11, "color": "--fg-3"},
         "showlegend": False,
         "hovermode": "x unified",

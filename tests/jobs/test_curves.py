@@ -78,7 +78,7 @@ def test_changes_of_state_and_throttling_are_marked(client: Client, now: int) ->
     for ago, throttled in ((300, 0), (270, 100), (240, None), (210, 100), (180, 0)):
         taken(gpu, now - ago, temp_c=80, throttled_pct=throttled)
     incident = Incident.objects.create(node=node, gpu=gpu, code="xid")
-    for ago, code in ((260, "suspect"), (250, "test_asked"), (200, "healthy")):
+    for ago, code in ((260, "suspect"), (250, "test_asked"), (230, "healthy")):
         IncidentEntry.objects.create(incident=incident, code=code, params={"mib": 1}, at=timezone.now() - timedelta(seconds=ago))
     told = get(client, user_make(), "/nodes/node01/gpu0/curves/?range=1h")
     marks = next(trace for trace in told["figure"]["data"] if trace["mode"] == "markers")["text"]
