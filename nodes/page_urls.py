@@ -12,5 +12,5 @@ urlpatterns = [
     path("<slug:name>/labels/", views.node_labels, name="node-labels"),
     path("<slug:name>/resume/", views.node_resume, name="node-resume"),
     path("<slug:name>/commands/", views.node_commands, name="node-commands"),
-    path("<slug:name>/gpu<int:index>/<slug:action>/", health_views.card_act, name="card-act"),
+    path("<slug:name>/gpu<int:index>/act/<slug:action>/", health_views.card_act, name="card-act"),
 ]

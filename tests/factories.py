@@ -6,10 +6,12 @@ They write rows as the services would leave them; what a test is about it sets b
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 from datetime import datetime
 from typing import Any
 
+from django.apps import apps
 from django.db.models import F
 from django.utils import timezone
 
@@ -74,6 +76,12 @@ def gpu_make(node: Node | None = None, *, index: int | None = None, mib: int | N
         **fields,
     }
     return Gpu.objects.create(node=node, index=index, uuid=uuid or f"GPU-{node.name}-{index}", total_mib=mib, **fields)
+
+
+def xid_rules_ship() -> None:
+    """The rules that a migration ships: a test that empties the database takes them along."""
+    rules = importlib.import_module("nodes.migrations.0005_xid_rules")
+    rules.rules_ship(apps, None)
 
 
 def job_make(owner: User | None = None, *, state: str = JobState.WAITING, **fields: Any) -> Job:

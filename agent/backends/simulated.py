@@ -260,6 +260,8 @@ class SimulatedBackend:
         }
         if result == "failed":
             report["text"] = "The simulated card does not hold what is written." if device is not None else "The card does not answer."
+        elif result == "impossible":
+            report = {"result": result, "simulated": True, "text": "The drill says so."}
         elif device is not None and heat_s and (temp := self._status(loaded, device).temp_c) is not None:
             report["max_temp_c"] = temp
         return report

@@ -97,14 +97,14 @@ def _chain(run: Drill, fault: str, node: str, gpu: int) -> bool:
     if not run.until(lambda: {event["at"] for event in run.health()["events"]} - known):
         return False
     run.step(_("the fault was noticed"), since)
-    health = run.until(lambda: (h := run.health())["state"] != "SUSPECT" and not h["waits_for"] and h)
+    health = run.until(lambda: _settled(run, node))
     if not health:
         return False
     run.step(_("the card is {state}").format(state=health["state"]), since)
     incident = run.incident = health["incident"]
     if incident is None:
         return bool(health["state"] == "HEALTHY")  # a fault that a program can cause: nothing else follows
-    if health["state"] == "HEALTHY":
+    if health["state"] != "ISOLATED":
         time.sleep(APART_S)
         since = time.monotonic()
         client.node_drill(node, fault=fault, gpu=gpu)
@@ -124,6 +124,15 @@ def _chain(run: Drill, fault: str, node: str, gpu: int) -> bool:
     run.step(_("the card passed its self-test and is back in service"), since)
     client.incident_close(incident, text="drill")
     return True
+
+
+def _settled(run: Drill, node: str) -> dict[str, Any] | None:
+    """The card's health once nothing more comes of the fault by itself. A card that a job has whole is tested only after it."""
+    health = run.health()
+    if health["needs_human"] or (health["state"] != "SUSPECT" and not health["waits_for"]):
+        return health
+    card = next(c for c in run.session.client.node_get(node)["gpus"] if c["uuid"] == run.uuid)
+    return health if card["exclusive"] else None
 
 
 def _stopped(run: Drill, incident: int) -> list[int]:

@@ -17,7 +17,7 @@ from nodes.errors import NodeRefused
 from nodes.incidents import incident_close
 from nodes.models import AgentCommand, CardCare, Gpu, HealthEvent, Incident
 from quotas.models import User
-from tests.factories import attempt_make, gpu_info, inventory, job_make, node_make, user_make
+from tests.factories import attempt_make, gpu_info, inventory, job_make, node_make, user_make, xid_rules_ship
 from tests.jobs.test_agent_api import AgentClient
 
 pytestmark = pytest.mark.django_db
@@ -51,6 +51,7 @@ class Wire(AgentClient):
 
 @pytest.fixture
 def wire() -> Wire:
+    xid_rules_ship()
     return Wire(node_make("n1", cards=2))
 
 

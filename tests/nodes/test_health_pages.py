@@ -10,9 +10,14 @@ from django.utils import timezone
 
 from nodes.incidents import incident_add, incident_open
 from nodes.models import AgentCommand, Gpu, Incident
-from tests.factories import attempt_make, node_make, user_make
+from tests.factories import attempt_make, node_make, user_make, xid_rules_ship
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def rules() -> None:
+    xid_rules_ship()
 
 
 def signed_in(language: str = "en", **fields) -> Client:
@@ -81,7 +86,7 @@ def test_everybody_may_look_and_only_staff_may_write(incident, client):
     page = user.get(f"/incidents/{incident.pk}/")
     assert "<textarea" not in page.content.decode()
     assert user.post(f"/incidents/{incident.pk}/write/", {"text": "mine"}).status_code == 403
-    assert user.post("/nodes/n1/gpu0/isolate/", {"reason": "mine"}).status_code == 403
+    assert user.post("/nodes/n1/gpu0/act/isolate/", {"reason": "mine"}).status_code == 403
 
 
 def test_a_review_closes_and_without_words_nothing_closes(incident, staff):
@@ -102,37 +107,39 @@ def test_an_incident_that_is_not_over_is_not_closed(gpu, staff):
     assert "its card is not back in service yet" in refused.content.decode()
 
 
-@pytest.mark.parametrize("address", ["/incidents/99999/", "/nodes/n1/gpu9/isolate/", "/nodes/n1/gpu0/explode/", "/nodes/none/gpu0/reset/"])
+@pytest.mark.parametrize(
+    "address", ["/incidents/99999/", "/nodes/n1/gpu9/act/isolate/", "/nodes/n1/gpu0/act/explode/", "/nodes/none/gpu0/act/reset/"]
+)
 def test_what_is_not_there_is_a_404(gpu, staff, address):
     assert staff.get(address).status_code == 404
 
 
 def test_staff_isolate_a_card_with_a_reason_and_undo_it(gpu, staff):
     attempt_make(gpus=(gpu,))
-    form = staff.get("/nodes/n1/gpu0/isolate/").content.decode()
+    form = staff.get("/nodes/n1/gpu0/act/isolate/").content.decode()
     assert "1 slice is in use on it" in form
-    assert staff.post("/nodes/n1/gpu0/isolate/", {"reason": ""}).status_code == 400
-    assert staff.post("/nodes/n1/gpu0/isolate/", {"reason": "smells"}).status_code == 302
+    assert staff.post("/nodes/n1/gpu0/act/isolate/", {"reason": ""}).status_code == 400
+    assert staff.post("/nodes/n1/gpu0/act/isolate/", {"reason": "smells"}).status_code == 302
     gpu.refresh_from_db()
     assert (gpu.state, gpu.state_reason) == ("ISOLATED", "smells")
     page = staff.get("/nodes/n1/gpu0/").content.decode()
     assert "To undo it, return the card as checked." in page
     assert "Return to service" in page
-    assert staff.post("/nodes/n1/gpu0/return/", {"reason": "the wrong one", "checked": "1"}).status_code == 302
+    assert staff.post("/nodes/n1/gpu0/act/return/", {"reason": "the wrong one", "checked": "1"}).status_code == 302
     gpu.refresh_from_db()
     assert gpu.state == "HEALTHY"
 
 
 def test_a_busy_card_is_not_reset_and_the_page_says_so(gpu, staff):
     attempt_make(gpus=(gpu,))
-    refused = staff.post("/nodes/n1/gpu0/reset/", {"reason": "now"})
+    refused = staff.post("/nodes/n1/gpu0/act/reset/", {"reason": "now"})
     assert refused.status_code == 400
     assert "gpu0 on n1 is held by 1 slices (4096 MiB)" in refused.content.decode()
     assert not AgentCommand.objects.exists()
 
 
 def test_the_cards_page_tells_of_its_test_and_its_incident(incident, gpu, staff):
-    staff.post("/nodes/n1/gpu0/selftest/", {"reason": "to be sure"})
+    staff.post("/nodes/n1/gpu0/act/selftest/", {"reason": "to be sure"})
     page = staff.get("/nodes/n1/gpu0/").content.decode()
     assert "Being tested." in page
     assert f"Incident {incident.pk}" in page

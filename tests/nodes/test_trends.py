@@ -11,7 +11,7 @@ from agent.protocol import GpuHealth, GpuProcess, GpuStatus
 from nodes import telemetry
 from nodes.models import Gpu, HealthEvent
 from nodes.trends import foreign_rows, trends_tick
-from tests.factories import gpu_make, node_make, user_make
+from tests.factories import gpu_make, node_make, user_make, xid_rules_ship
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 HOT = {"util_pct": 95, "temp_c": 90, "core_mhz": 1500, "mem_mhz": 10_000, "throttle": ("hw_thermal",)}
@@ -20,6 +20,7 @@ COOL = {"util_pct": 95, "temp_c": 60, "core_mhz": 2500, "mem_mhz": 10_000}
 
 @pytest.fixture
 def gpu(live_redis) -> Gpu:
+    xid_rules_ship()
     return node_make("n1", cards=1).gpus.get()
 
 
