@@ -113,6 +113,7 @@ class Shares:
         self._pool = pool
         self._cards: dict[int, float] = {}  # by Pool.number
         self._kinds: dict[int, frozenset[int]] = {}  # likewise
+        self._in_service: Counter[int] = Counter()  # by kind of card
         self.has_projects = False  # more than one: else every owner's project says the same
         self.users = Owners(snapshot.usage)
         self.projects = Owners(snapshot.project_usage)
@@ -174,6 +175,12 @@ class Shares:
             found = frozenset(kind for kind, need in enumerate(self._pool.needs(request)) if isinstance(need, Need))
             self._kinds[number] = found
         return found
+
+    def in_service(self, kind: int) -> int:
+        """How many cards of the kind take work."""
+        if not self._in_service:
+            self._in_service = Counter([card.kind for card in self._pool.card_of.values() if card.is_open])
+        return self._in_service[kind]
 
     def settle(self, waiting: Iterable[tuple[int, int, Mapping[int, int]]]) -> None:
         """(user, project, {identity of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""

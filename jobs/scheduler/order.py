@@ -33,6 +33,8 @@ ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
 STRICT_AFTER = 3
 #: After so many jobs in a row that were not placed, the rest is sorted at once: as long as nothing is placed no share changes.
 QUIET = 32
+#: A loan of cards is missed as long as those below their share have work waiting: up to so many times ``borrow_s`` that is not long.
+LITTLE = 3
 Key = tuple[float, ...]
 
 
@@ -73,6 +75,7 @@ class JobQueue:
         self._quiet = 0  # jobs in a row that were not placed
         self._first: Job | None = None  # the overdue job whose turn it is
         self._is_served = False
+        self._much: dict[int, bool] = {}  # kind of card -> what ``_much_waits`` says
 
     # The bound
 
@@ -259,7 +262,28 @@ class JobQueue:
         shares = self.shares
         if likely_s(job) <= self._policy.borrow_s or shares is None or self._policy.order == "drf" or job is self._first:
             return False
-        return shares.must_leave(job.user, job.request)
+        if not shares.must_leave(job.user, job.request):
+            return False
+        return all(self._much_waits(kind, shares) for kind in shares.kinds(job.request))
+
+    def _much_waits(self, kind: int, shares: Shares) -> bool:
+        """Whether what waits for such cards, of users below their fair share, is more than LITTLE × ``borrow_s`` of work for all of them.
+
+        Told once a pass: from then on it can only become less.
+        """
+        found = self._much.get(kind)
+        if found is None:
+            left = LITTLE * self._policy.borrow_s * shares.in_service(kind)  # card-seconds
+            found = self._much[kind] = any((left := left - work) < 0 for work in self._work_below(kind, shares))
+        return found
+
+    def _work_below(self, kind: int, shares: Shares) -> Iterator[float]:
+        """Card-seconds, by the likely runtime, of each waiting job that could use the kind and whose user is below its fair share."""
+        for line in self._all_lines:
+            if shares.users.is_short(line.user):
+                for _own, _at, _id, job in line.items:
+                    if job.hold is None and kind in shares.kinds(job.request):
+                        yield shares.cards(job.request) * likely_s(job)
 
     def held_and_share(self, job: Job) -> tuple[float, float]:
         """What the job's user holds, and its fair share: cards."""

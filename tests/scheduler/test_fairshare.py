@@ -130,6 +130,31 @@ def test_above_its_share_an_owner_starts_only_what_ends_soon() -> None:
     plan_check(case.snapshot(), case.policy, case.plan())
 
 
+def loans(*, waits: int, predicted_s: float) -> Case:
+    """User 1 holds two of eight cards and wants six more for long; user 2, who holds none, waits ``waits`` times for four of a node."""
+    case = Case(borrow_s=2 * HOUR).node("a", cards=4).node("b", cards=4).taken("a:0").taken("b:0")
+    return case.job(user=2, cards=4, predicted_s=predicted_s, count=waits).job(user=1, count=6, predicted_s=99 * HOUR)
+
+
+def started(case: Case) -> int:
+    """How many start. Three cards are kept for user 2, three are free: two are user 1's by its share, the third is a loan."""
+    return len(case.plan().placements)
+
+
+def test_long_loans_end_where_those_below_their_share_wait_with_much_work() -> None:
+    # Eight cards, three times two hours: 48 card-hours. Waiting: 2 × 4 cards × 5.9 or 6.1 hours.
+    assert started(loans(waits=2, predicted_s=5.9 * HOUR)) == 3
+    case = loans(waits=2, predicted_s=6.1 * HOUR)
+    assert started(case) == 2
+    assert reasons.ABOVE_SHARE in {refusal.reason.code for refusal in case.plan().refusals}
+
+
+def test_work_on_hold_or_for_other_cards_ends_no_loans() -> None:
+    assert started(loans(waits=1, predicted_s=3 * HOUR).job(user=2, cards=4, predicted_s=99 * HOUR, hold="held")) == 3
+    case = loans(waits=1, predicted_s=3 * HOUR).node("c", model="H100").taken("c:0", job=77)
+    assert started(case.job(user=2, request={"model": "H100"}, predicted_s=999 * HOUR)) == 3
+
+
 def test_with_nobody_else_waiting_an_owner_may_have_everything() -> None:
     Case().node("a", cards=4).taken("a:0").job(count=3, user=1, predicted_s=99 * HOUR).expect("a", "a", "a")
 
