@@ -45,6 +45,11 @@ def _(text: str) -> str:
     return text if _catalogue is None else _catalogue.gettext(text)
 
 
+def labelled(label: str, text: str) -> str:
+    """``label: text`` with the reader's colon; the label alone where there is no text."""
+    return _("{label}: {text}").format(label=label, text=text) if text else label
+
+
 def http_language() -> str:
     """Value for Accept-Language: the control plane words its reasons in the reader's language."""
     return "zh-hans" if LANGUAGE == "zh_CN" else "en"

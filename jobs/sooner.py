@@ -63,8 +63,11 @@ def option_of(view: Snapshot, asked: Request, found: Alternative) -> Option:
         fields["nodes"] = str(request.nodes)
         changes["nodes"] = request.nodes
     if request.gpu_mem_mib != asked.gpu_mem_mib and request.gpu_mem_mib is not None:
-        before = _("whole cards") if asked.gpu_mem_mib is None else formats.gib(asked.gpu_mem_mib)
-        titles.append(_("%(size)s a card instead of %(asked)s") % {"size": formats.gib(request.gpu_mem_mib), "asked": before})
+        size = formats.gib(request.gpu_mem_mib)
+        if asked.gpu_mem_mib is None:
+            titles.append(_("%(size)s a card instead of whole cards") % {"size": size})
+        else:
+            titles.append(_("%(size)s a card instead of %(asked)s") % {"size": size, "asked": formats.gib(asked.gpu_mem_mib)})
         whole = request.gpu_mem_mib % 1024 == 0
         amount, unit = (request.gpu_mem_mib // 1024, "G") if whole else (request.gpu_mem_mib, "M")
         fields |= {"gpu_mem": str(amount), "mem_unit": unit}

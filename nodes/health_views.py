@@ -20,6 +20,7 @@ from nodes.errors import NodeRefused
 from nodes.health_words import cause_text, line_look, line_text, selftest_text
 from nodes.incidents import incident_close, incident_note, incident_of
 from nodes.models import CardCare, Gpu, GpuState, Incident, IncidentEntry
+from nodes.text import text_clean
 from nodes.views import staff_only
 
 PAGE = 50
@@ -178,7 +179,7 @@ def _incident_page(request: HttpRequest, incident: Incident, *, error: str = "",
 def incident_write(request: HttpRequest, pk: int) -> HttpResponse:
     """A note, or with ``close`` the review that closes it."""
     incident = get_object_or_404(Incident.objects.select_related("node", "gpu", "closed_by"), pk=pk)
-    text = request.POST.get("text", "")
+    text = text_clean(request.POST.get("text", ""))
     write = incident_close if "close" in request.POST else incident_note
     try:
         write(incident=incident, text=text, by=request.user)  # type: ignore[operator]

@@ -29,6 +29,8 @@ POINTS_GOOD = 1500
 STEPS_S = (60, 300, 600, 1800, 3600, 7200, 21_600, 86_400)
 RANGE_MOST_S = 800 * 86_400
 _EPOCH = re.compile(r"[0-9]{1,11}(\.[0-9]{1,6})?")
+#: Times are from 1970 to here, however they are written: their neighbours are times, too, whatever the zone.
+_LAST = 10**11
 
 
 class BadRange(ValueError):
@@ -74,7 +76,10 @@ def time_parse(text: str, *, name: str) -> int:
         found = None
     if found is None:
         raise BadRange(name, "time", value=text[:40])
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    seconds = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    if not 0 <= seconds < _LAST:
+        raise BadRange(name, "time", value=text[:40])
+    return seconds
 
 
 def span_parse(query: Any, *, now: datetime) -> Span:

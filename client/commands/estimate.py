@@ -10,7 +10,7 @@ import typer
 
 from client.commands.common import Session, note, print_json, say
 from client.errors import ExitCode, NebulaError
-from client.i18n import _
+from client.i18n import _, labelled
 from client.output import known, safe, time_local, time_parse, time_short
 from client.shapes import Alternative
 
@@ -80,9 +80,9 @@ def verdict_lines(told: Mapping[str, Any], now: datetime) -> Iterator[str]:
     }
     verdict = words.get(told["verdict"], str(told["verdict"]))
     if told["verdict"] == "starts":
-        yield verdict + (f": {safe(told['place'])}" if told["place"] else "") + "."
+        yield _("{sentence}.").format(sentence=labelled(verdict, safe(told["place"])))
         return
-    yield f"{verdict}: {safe(told['text'])}"
+    yield labelled(verdict, safe(told["text"]))
     if told["position"] is not None:
         yield _("Position {position} of the queue; {ahead} before it.").format(position=told["position"], ahead=told["position"] - 1)
     start = start_words(told, now)
@@ -98,7 +98,7 @@ def alternatives_say(found: Iterable[Mapping[str, Any] | Alternative]) -> None:
             say(_("What would start sooner:"))
         count += 1
         text = safe(one["text"])
-        say(f"  {text}: {start_words(one, datetime.now(UTC))}")
+        say("  " + labelled(text, start_words(one, datetime.now(UTC))))
         say(f"    {safe(one['command'])}")
     if not count:
         say(_("Nothing smaller would start sooner."))
@@ -113,7 +113,7 @@ def why_say(session: Session, job_id: int, *, has_alternatives: bool) -> None:
         print_json({**why, "alternatives": list(session.client.job_alternatives(job_id))} if wants else why)
         return
     text = safe(why["text"] or why["code"] or "")
-    say(_("Job {id} is {state}").format(id=job_id, state=why["state"]) + (f": {text}" if text else ""))
+    say(labelled(_("Job {id} is {state}").format(id=job_id, state=why["state"]), text))
     if why["position"] is not None:
         say(_("Position {position} of the queue; {ahead} before it.").format(position=why["position"], ahead=known(why["ahead"])))
     told = why.get("estimate")

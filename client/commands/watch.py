@@ -11,7 +11,7 @@ import typer
 from client import follow
 from client.commands.common import JobId, JsonFlag, ProfileOption, Session, note, print_json, session_open
 from client.errors import ExitCode, NebulaError
-from client.i18n import _
+from client.i18n import _, labelled
 from client.output import safe
 from client.shapes import Job
 from client.terminal import TerminalFilter
@@ -67,7 +67,7 @@ def end_line(job: Job) -> str:
     """``Job 42 FAILED: exit code 3``"""
     end = job["end"]
     text = safe(end["text"] or end["reason"]) if end else ""
-    return _("Job {id} {state}").format(id=job["id"], state=job["state"]) + (f": {text}" if text else "")
+    return labelled(_("Job {id} {state}").format(id=job["id"], state=job["state"]), text)
 
 
 def follow_to_end(session: Session, job_id: int, *, rank: int = 0, attempt: int | None = None, tail: int | None = None) -> None:

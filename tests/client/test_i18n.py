@@ -10,11 +10,13 @@ import string
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from client import i18n
+from client.commands.estimate import verdict_lines
 
 ROOT = Path(i18n.__file__).parent
 PO = ROOT / "locale/zh_CN/LC_MESSAGES/nebula.po"
@@ -127,3 +129,11 @@ def test_a_chinese_user_reads_chinese_and_programs_read_the_same_json(tmp_path: 
     assert ran.stderr.startswith("错误：你尚未登录")
     assert '"code": "not_signed_in"' in run("list", "--json").stderr
     assert "提交作业" in run("submit", "--help").stdout
+
+
+def test_chinese_sentences_have_chinese_colons_and_full_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(i18n, "_catalogue", i18n.catalogue("zh_CN"))
+    told = {"verdict": "starts", "place": "node01 gpu0", "text": "", "position": None, "p50": None, "p90": None, "later_than": None}
+    assert list(verdict_lines(told, datetime.now(UTC))) == ["会立即开始：node01 gpu0。"]
+    assert list(verdict_lines({**told, "place": ""}, datetime.now(UTC))) == ["会立即开始。"]
+    assert next(verdict_lines({**told, "verdict": "waits", "text": "队列较长。"}, datetime.now(UTC))) == "需要等待：队列较长。"

@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from nodes.incidents import incident_add, incident_open
-from nodes.models import AgentCommand, Gpu, Incident
+from nodes.models import AgentCommand, Gpu, Incident, IncidentEntry
 from tests.factories import attempt_make, node_make, user_make, xid_rules_ship
 
 pytestmark = pytest.mark.django_db
@@ -98,6 +98,11 @@ def test_a_review_closes_and_without_words_nothing_closes(incident, staff):
     incident.refresh_from_db()
     assert (incident.phase, incident.review) == ("CLOSED", "a loose riser")
     assert "Closed: a loose riser" in staff.get(f"/incidents/{incident.pk}/").content.decode()
+
+
+def test_a_nul_in_a_note_becomes_another_sign(incident, staff):
+    assert staff.post(f"/incidents/{incident.pk}/write/", {"text": "a loose\x00riser"}).status_code == 302
+    assert IncidentEntry.objects.get(incident=incident, code="note").params == {"text": "a loose\N{REPLACEMENT CHARACTER}riser"}
 
 
 def test_an_incident_that_is_not_over_is_not_closed(gpu, staff):
