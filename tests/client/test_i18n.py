@@ -128,7 +128,7 @@ def test_a_chinese_user_reads_chinese_and_programs_read_the_same_json(tmp_path: 
     assert ran.returncode == 3
     assert ran.stderr.startswith("错误：你尚未登录")
     assert '"code": "not_signed_in"' in run("list", "--json").stderr
-    assert "提交作业" in run("submit", "--help").stdout
+    assert "提交任务" in run("submit", "--help").stdout
 
 
 def test_chinese_sentences_have_chinese_colons_and_full_stops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +137,9 @@ def test_chinese_sentences_have_chinese_colons_and_full_stops(monkeypatch: pytes
     assert list(verdict_lines(told, datetime.now(UTC))) == ["会立即开始：node01 gpu0。"]
     assert list(verdict_lines({**told, "place": ""}, datetime.now(UTC))) == ["会立即开始。"]
     assert next(verdict_lines({**told, "verdict": "waits", "text": "队列较长。"}, datetime.now(UTC))) == "需要等待：队列较长。"
+
+
+def test_the_command_line_calls_a_job_and_a_hold_what_the_pages_call_them() -> None:
+    texts = po_texts().values()
+    assert [text for text in texts if "作业" in text or "挂起" in text] == []
+    assert any("任务" in text for text in texts)
