@@ -46,7 +46,7 @@ class DrillRequest(NodeInput):
     test = serializers.ChoiceField(choices=("passed", "failed", "impossible"), required=False, help_text="How its next self-test ends.")
 
 
-class EventSchema(serializers.Serializer[Any]):
+class HealthEventSchema(serializers.Serializer[Any]):
     at = serializers.DateTimeField()
     kind = serializers.CharField()
     text = serializers.CharField()
@@ -94,7 +94,7 @@ class CardHealthSchema(serializers.Serializer[Any]):
     needs_human = serializers.BooleanField()
     test = serializers.CharField(allow_null=True)
     incident = serializers.IntegerField(allow_null=True)
-    events = EventSchema(many=True)
+    events = HealthEventSchema(many=True)
 
 
 def incident_json(incident: Incident) -> dict[str, Any]:

@@ -53,13 +53,26 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, netns, postgres, redis.")
 
 
+def _asks_database(item: pytest.Item) -> bool:
+    wanted = {"db", "transactional_db"}
+    if any(item.get_closest_marker(mark) for mark in ("django_db", "postgres", "soak")):
+        return True
+    return not wanted.isdisjoint(getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     def rank(item: pytest.Item) -> int:
         folder = item.nodeid.split("/")[1] if item.nodeid.count("/") > 1 else ""
         return ORDER.index(folder) if folder in ORDER else ORDER.index("")
 
     items.sort(key=rank)
-    if not on_postgres() and postgres_bin() is not None:
+    if on_postgres():
+        # What never asks the database would only be the same again.
+        asks = [item for item in items if _asks_database(item)]
+        if len(asks) < len(items):
+            config.hook.pytest_deselected(items=[item for item in items if not _asks_database(item)])
+            items[:] = asks
+    elif postgres_bin() is not None:
         # Not skipped, or a required lane would count as missing: the other run of `make test` has them.
         kept = [item for item in items if item.get_closest_marker("postgres") is None]
         if len(kept) < len(items):
