@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.utils.functional import cached_property
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 
@@ -40,23 +41,25 @@ class StrictChar(serializers.CharField):
         return super().to_internal_value(data)
 
 
-_fields: dict[type[serializers.Serializer[Any]], Any] = {}
+_fields: dict[tuple[type[serializers.Serializer[Any]], str | None], Any] = {}
 
 
 class InputSerializer(serializers.Serializer[Any]):
     """Refuses fields that it does not know, and names the nearest that it does.
 
-    All instances of a class share one set of fields, which know nothing of a request: REST framework copies them for each
-    instance, which cost a submit more than all of its checks. So fields must not be changed in an instance.
+    All instances of a class share one set of fields for each language, which know nothing of a request: REST framework copies
+    them for each instance, which cost a submit more than all of its checks. So fields must not be changed in an instance. For each
+    language: the texts of limits stay in the language in which they were first told.
     """
 
     @cached_property
     def fields(self) -> Any:
         if self.partial:
             return super().fields
-        found = _fields.get(type(self))
+        key = (type(self), get_language())
+        found = _fields.get(key)
         if found is None:
-            found = _fields[type(self)] = super().fields
+            found = _fields[key] = super().fields
         return found
 
     def to_internal_value(self, data: Any) -> Any:

@@ -470,3 +470,11 @@ def test_too_many_submits_are_a_429_with_retry_after_and_no_quota_refusal(api: A
     assert error["code"] == "throttled"
     assert 1 <= int(statuses[3]["Retry-After"]) <= 10
     assert Api(user_make()).post("/jobs/submit", OK)[0] == 201  # another user's bucket is full
+
+
+@pytest.mark.parametrize("languages", [("en", "zh-hans"), ("zh-hans", "en")])
+@pytest.mark.parametrize("change", [{"gpu_count": -1}, {"name": "x" * 201}, {"constraints": {"model": "x" * 401}}])
+def test_a_limit_is_told_in_the_language_of_who_asks(api: Api, change: dict[str, Any], languages: tuple[str, str]) -> None:
+    told = {language: api.post("/jobs/submit", OK | change, **{"Accept-Language": language})[1]["message"] for language in languages}
+    assert "Ensure this" in told["en"]
+    assert "请确保" in told["zh-hans"]
