@@ -6,6 +6,13 @@ import sys
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")
+    from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line
 
-    execute_from_command_line(sys.argv)
+    try:
+        execute_from_command_line(sys.argv)
+    except ImproperlyConfigured as error:
+        if not str(error).startswith("NEBULA_"):  # a fault of the code, not of a setting
+            raise
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)

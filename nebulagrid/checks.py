@@ -102,7 +102,12 @@ def check_policy(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Check
         policy_current()
     except PolicyError as error:
         return [Error(str(error), hint="docs/settings.md, Scheduling.", id="nebulagrid.E007")]
-    return []
+    wishes = {name.removeprefix("NEBULA_").removesuffix("_FILE") for name in os.environ if name.startswith("NEBULA_POLICY_")}
+    return [
+        Warning(f"NEBULA_{name} is no setting: nothing reads it.", hint="docs/settings.md, Scheduling.", id="nebulagrid.W007")
+        for name in sorted(wishes)
+        if not hasattr(settings, name)
+    ]
 
 
 @register(Tags.security, deploy=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import generics, serializers, status
@@ -192,7 +193,10 @@ class IncidentListView(generics.GenericAPIView[Incident]):
         if phase == "open":
             query = query.exclude(phase=Incident.Phase.CLOSED)
         elif phase:
-            query = query.filter(phase=phase.upper()[:10])
+            known = list(Incident.Phase.values)
+            if phase.upper() not in known:
+                raise serializers.ValidationError({"phase": [_("Expected open or one of %(known)s.") % {"known": ", ".join(known)}]})
+            query = query.filter(phase=phase.upper())
         node = self.request.query_params.get("node")
         return query.filter(node__name=node) if node else query
 

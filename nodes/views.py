@@ -96,6 +96,8 @@ def node_labels(request: HttpRequest, name: str) -> HttpResponse:
     node = get_object_or_404(Node, name=name)
     before = "\n".join(f"{key}={value}" for key, value in sorted(node.labels.items()))
     form = LabelsForm(request.POST if request.method == "POST" else None, initial={"labels": before})
+    # An empty field takes all labels away; a form without the field is no wish of anybody's.
+    form.fields["labels"].required = request.method == "POST" and "labels" not in request.POST
     if request.method == "POST" and form.is_valid():
         try:
             services.node_label(node=node, by=request.user, changes=form.cleaned_data["labels"], replace=True)

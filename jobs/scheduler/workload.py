@@ -21,6 +21,7 @@ FULL = (
     "id", "user", "project", "name", "submitted_s", "runtime_s", "time_limit_s", "gpu_count", "gpu_mem_mib", "nodes", "priority",
     "queue", "qos", "arch", "model", "vendor", "cuda_min", "driver_min", "labels", "cpu_milli", "host_mem_mib", "exclusive",
 )  # fmt: skip
+MOST = 1e12  # of any number: seconds of 30,000 years
 _NEEDED = ("id", "user", "submitted_s", "runtime_s", "gpu_count")  # of FULL; the others may be missing or empty
 
 
@@ -81,7 +82,7 @@ class _Row:
             value = float(self.text(column))
         except ValueError:
             value = math.nan
-        if not math.isfinite(value) or value < least:
+        if not abs(value) <= MOST or value < least:
             raise WorkloadError("row_number", line=self.line, column=column, value=self.text(column)[:60], least=_least(least))
         return value
 

@@ -51,3 +51,12 @@ def test_what_is_no_policy_stops_the_start_with_one_sentence(settings: Settings,
     assert says in str(caught.value)
     assert str(caught.value).count("\n") == 0
     assert [error.id for error in run_checks() if error.id == "nebulagrid.E007"] == ["nebulagrid.E007"]
+
+
+def test_a_setting_of_the_policy_that_nothing_reads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEBULA_POLICY_BOROW_S", "60")
+    monkeypatch.setenv("NEBULA_POLICY_TRUST", "3")
+    monkeypatch.setenv("NEBULA_POLICY_QOS_FILE", "/run/secrets/qos")
+    assert [warning.msg for warning in run_checks() if warning.id == "nebulagrid.W007"] == [
+        "NEBULA_POLICY_BOROW_S is no setting: nothing reads it."
+    ]

@@ -58,6 +58,13 @@ def test_the_list_shows_what_is_open_with_its_time_to_recover(incident, staff):
     assert "No incident." in staff.get("/incidents/?state=review").content.decode()
 
 
+def test_a_phase_that_is_none_is_refused_with_those_that_are(staff):
+    answer = staff.get("/api/v1/incidents/?phase=zz")
+    assert answer.status_code == 400
+    assert "Expected open or one of DETECTED, " in answer.json()["fields"]["phase"][0]
+    assert staff.get("/api/v1/incidents/?phase=review").status_code == 200
+
+
 def test_the_list_costs_the_same_for_any_number_of_incidents(staff, django_assert_max_num_queries):
     def make(count):
         for _ in range(count):

@@ -126,6 +126,15 @@ def test_a_line_that_is_no_label_is_named_and_stays(client: Client, text: str, s
     assert Node.objects.get().labels == {"rack": "r1"}
 
 
+def test_an_empty_field_takes_all_labels_away_and_no_field_none(client: Client) -> None:
+    node_make("node01", labels={"rack": "r1"})
+    client.force_login(user_make(is_staff=True))
+    assert client.post("/nodes/node01/labels/").status_code == 400
+    assert Node.objects.get().labels == {"rack": "r1"}
+    assert client.post("/nodes/node01/labels/", {"labels": ""}).status_code == 302
+    assert Node.objects.get().labels == {}
+
+
 def test_nobody_but_staff_labels(client: Client) -> None:
     node_make("node01")
     assert client.post("/nodes/node01/labels/", {"labels": "a=b"}).status_code == 302  # to sign in

@@ -97,6 +97,7 @@ def test_names_are_hidden_by_numbers() -> None:
         (SHORT + "1,bo,x,60,,1,1000\n", "row_number", {"line": 2, "column": "submit", "value": "x"}),
         (SHORT + "1,bo,nan,60,,1,1000\n", "row_number", {"line": 2, "column": "submit", "value": "nan"}),
         (SHORT + "1,bo,0,-1,,1,1000\n", "row_number", {"line": 2, "column": "duration", "value": "-1", "least": 0}),
+        (SHORT + "1,bo,0,1e308,,1,1000\n", "row_number", {"line": 2, "column": "duration", "value": "1e308", "least": 0}),
         (SHORT + "1,bo,0,1,,1.5,1000\n", "row_number", {"line": 2, "column": "num_gpu", "value": "1.5"}),
         (SHORT + "1,bo,0,1,,1,1001\n", "row_number", {"line": 2, "column": "milli", "value": "1001"}),
         (SHORT + "1,bo,0\n", "row_number", {"line": 2, "column": "num_gpu", "value": ""}),
