@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page
 
 from bench.live.grid import Grid, wait_for
@@ -11,6 +12,7 @@ from bench.live.grid import Grid, wait_for
 COLOUR = "getComputedStyle(document.querySelector('[data-plot] .scatterlayer path.js-line')).stroke"
 
 
+@pytest.mark.soak  # the first sample of a card comes after half a minute
 def test_a_cards_curves_are_drawn_and_follow_range_and_theme(grid: Grid, open_page: Callable[..., Page]) -> None:
     with grid.client() as client:
         node = client.node_list()[0]["name"]
