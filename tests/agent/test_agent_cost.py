@@ -16,7 +16,7 @@ from agent.testing import FakeControlPlane
 from tests.agent.nvml_lab import HEALTHY, Machine
 from tests.agent.rank_lab import ROOT
 
-SECONDS = 120
+SECONDS = 75
 
 
 def children(pid: int) -> set[int]:
