@@ -20,11 +20,11 @@ def handler(work: str, *, before: str = "", exit_code: int = 0) -> str:
 import os, signal, subprocess, sys, time
 def save(*_):
     {work}
-    print('saved', flush=True)
+    os.write(1, b'saved\\n')  # not print: the signal may come while print writes
     os._exit({exit_code})
 signal.signal(signal.SIGUSR1, save)
 {before}
-print('ready', flush=True)
+os.write(1, b'ready\\n')
 while True:
     time.sleep(0.05)
 """
@@ -100,8 +100,8 @@ def test_what_ignores_everything_is_killed_at_the_grace(lab: Lab) -> None:
 def test_a_sigterm_handler_may_finish_after_its_shell(lab: Lab) -> None:
     code = """
 import os, signal, time
-signal.signal(15, lambda *_: (time.sleep(0.5), print('saved', flush=True), os._exit(0)))
-print('ready', flush=True)
+signal.signal(15, lambda *_: (time.sleep(0.5), os.write(1, b'saved\\n'), os._exit(0)))
+os.write(1, b'ready\\n')
 time.sleep(600)
 """
     rank = lab.running("sh", "-c", f'{PYTHON[0]} -I -S -c "$0" & wait; sleep 600', code)
