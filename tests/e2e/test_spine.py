@@ -180,11 +180,11 @@ def test_a_12_s_checkpoint_handler_under_bash_finishes_inside_15_s(
 ) -> None:
     saved = tmp_path / "checkpoint"
     program = (
-        "import pathlib, signal, sys, time\n"
+        "import os, pathlib, signal, sys, time\n"
         "def save(*_):\n"
-        "    print('saving', flush=True); time.sleep(12)\n"
-        f"    pathlib.Path({str(saved)!r}).write_text('whole'); print('saved', flush=True); sys.exit(0)\n"
-        "signal.signal(signal.SIGUSR1, save); print('ready', flush=True)\n"
+        "    os.write(1, b'saving\\n'); time.sleep(12)\n"
+        f"    pathlib.Path({str(saved)!r}).write_text('whole'); os.write(1, b'saved\\n'); sys.exit(0)\n"
+        "signal.signal(signal.SIGUSR1, save); os.write(1, b'ready\\n')\n"
         "while True: time.sleep(0.1)\n"
     )
     file = tmp_path / "train.py"
