@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -121,11 +122,15 @@ def test_what_is_said_during_a_fetch_is_not_missed(page: Page, client: NebulaCli
 
     page.route(f"**/jobs/{job['id']}/row/", answer)
     client.job_release(job["id"])
-    while not slow or page.evaluate("window.told") < 2:  # the answer is on its way, and more has happened since
-        client.job_cancel(job["id"])
+    deadline = time.monotonic() + 60
+    while not slow and time.monotonic() < deadline:
         page.wait_for_timeout(50)
-    wait_for(lambda: client.job_get(job["id"])["state"] == "CANCELLED", what="the job is cancelled", deadline_s=30)
+    assert slow  # the answer is on its way; what happens now is newer than it
+    wait_for(lambda: client.job_get(job["id"])["state"] == "RUNNING", what="the job runs")
+    client.job_cancel(job["id"])
+    wait_for(lambda: client.job_get(job["id"])["state"] == "CANCELLED", what="the job is cancelled")
     page.wait_for_timeout(2_000)  # the last word of the socket came, at most one in 1.5 s
+    assert page.evaluate("window.told") >= 2
     slow[0][0].fulfill(response=slow[0][1])
     expect(row).to_contain_text("Cancelled")
 
