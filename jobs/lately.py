@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from jobs.models import Job
-from jobs.requests import request_make
+from jobs.requests import Requests
 from jobs.scheduler import Job as Waiting
-from jobs.scheduler import Policy, Request, Snapshot
+from jobs.scheduler import Policy, Snapshot
 from jobs.scheduler.types import Came
 
 DAYS = 7
@@ -21,7 +21,7 @@ KEEP_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lately:
+class Arrivals:
     """``seconds``: for how long all that came is known."""
 
     at: float
@@ -30,7 +30,7 @@ class Lately:
 
 
 _lock = threading.Lock()
-_kept: Lately | None = None
+_kept: Arrivals | None = None
 
 
 def lately_forget() -> None:
@@ -46,12 +46,12 @@ def expecting(view: Snapshot, policy: Policy) -> Snapshot:
         return view
     with _lock:
         if _kept is None or not 0 <= view.now - _kept.at < KEEP_S:
-            _kept = lately_read(datetime.fromtimestamp(view.now, tz=UTC))
+            _kept = arrivals_read(datetime.fromtimestamp(view.now, tz=UTC))
         found = _kept
     return view if found.seconds < LEAST_S else replace(view, recent=found.came, recent_s=found.seconds)
 
 
-def lately_read(now: datetime) -> Lately:
+def arrivals_read(now: datetime) -> Arrivals:
     """The last jobs of the last days. What ended without having started took no card, and is left out."""
     rows = (
         Job.objects.filter(submitted_at__gt=now - timedelta(days=DAYS), submitted_at__lte=now)
@@ -62,12 +62,10 @@ def lately_read(now: datetime) -> Lately:
             "project_id", "time_limit_s", "predicted_s", "queue", "qos",
         )
     )  # fmt: skip
-    requests: dict[str, Request] = {}  # of equal ones one object
+    requests = Requests()
     found: list[Came] = []
     oldest = now
     for pk, came, started, ended, count, mem, nodes, asked, priority, owner, project, limit, predicted, queue, qos in rows[:MOST]:
-        shape = f"{count} {mem} {nodes} {asked!r}"
-        request = requests.get(shape) or requests.setdefault(shape, request_make(count, mem, nodes, asked))
         likely = predicted if predicted is not None else limit
         seconds = (ended - started).total_seconds() if ended is not None and started is not None else likely
         oldest = came
@@ -75,7 +73,7 @@ def lately_read(now: datetime) -> Lately:
             continue  # nobody knows how long it takes
         job = Waiting(
             id=pk,
-            request=request,
+            request=requests(count, mem, nodes, asked),
             submitted=came.timestamp(),
             priority=priority,
             user=owner,
@@ -86,4 +84,4 @@ def lately_read(now: datetime) -> Lately:
             qos=qos,
         )
         found.append(Came(job=job, seconds=max(float(seconds), 1.0)))
-    return Lately(at=now.timestamp(), came=tuple(found), seconds=(now - oldest).total_seconds())
+    return Arrivals(at=now.timestamp(), came=tuple(found), seconds=(now - oldest).total_seconds())

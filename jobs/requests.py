@@ -58,3 +58,17 @@ def request_make(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraint
         host_mem_mib=constraints.get("host_mem_mib"),
         is_exclusive=bool(constraints.get("exclusive")),
     )
+
+
+class Requests:
+    """Makes one object of equal requests: the core need not hash each."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], Request] = {}
+
+    def __call__(self, gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> Request:
+        shape = (gpu_count, gpu_mem_mib, nodes, repr(constraints) if constraints else "")
+        found = self._made.get(shape)
+        if found is None:
+            found = self._made[shape] = request_make(gpu_count, gpu_mem_mib, nodes, constraints)
+        return found

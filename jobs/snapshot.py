@@ -13,7 +13,7 @@ from jobs.lifecycle import JobState, RankState, SliceState
 from jobs.machines import hosts_read, nodes_all, nodes_lock, nodes_read
 from jobs.models import Job, Rank, Slice
 from jobs.policy import policy_current
-from jobs.requests import JobRequest, request_make
+from jobs.requests import JobRequest, Requests, request_make
 from jobs.scheduler import types as core
 from jobs.usage import LivePart, weights_read
 from quotas.selectors import standing_of
@@ -54,40 +54,25 @@ def request_of(source: JobRequest | Job) -> core.Request:
     return request_make(source.gpu_count, source.gpu_mem_mib, source.nodes, source.constraints)
 
 
-def slices_read(*, gpu_ids: Iterable[int] | None = None) -> tuple[core.Slice, ...]:
-    """The live slices (all but RELEASED)."""
-    query = Slice.objects.exclude(state=SliceState.RELEASED)
-    if gpu_ids is not None:
-        query = query.filter(gpu_id__in=list(gpu_ids))
+def _slice(gpu: int, mib: int, is_exclusive: bool, job: int, state: str) -> core.Slice:
+    return core.Slice(gpu=gpu, mib=mib, exclusive=is_exclusive, job=job, is_quarantined=state == SliceState.QUARANTINED)
+
+
+def slices_read(*, gpu_ids: Iterable[int]) -> tuple[core.Slice, ...]:
+    """The live slices (all but RELEASED) of these cards."""
+    query = Slice.objects.exclude(state=SliceState.RELEASED).filter(gpu_id__in=list(gpu_ids))
     rows = query.order_by("pk").values_list("gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state")
-    return tuple(
-        core.Slice(gpu=gpu, mib=mib, exclusive=whole, job=job, is_quarantined=state == SliceState.QUARANTINED)
-        for gpu, mib, whole, job, state in rows
-    )
+    return tuple(_slice(*row) for row in rows)
 
 
-class _Requests:
-    """Makes one object of equal requests: the core need not hash each."""
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], core.Request] = {}
-
-    def __call__(self, gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> core.Request:
-        shape = (gpu_count, gpu_mem_mib, nodes, repr(constraints) if constraints else "")
-        found = self._made.get(shape)
-        if found is None:
-            found = self._made[shape] = request_make(gpu_count, gpu_mem_mib, nodes, constraints)
-        return found
-
-
-def _live_read(now: datetime, requests: _Requests) -> tuple[tuple[core.Slice, ...], tuple[core.Running, ...], list[LivePart]]:
+def _live_read(now: datetime, requests: Requests) -> tuple[tuple[core.Slice, ...], tuple[core.Running, ...], list[LivePart]]:
     """The live slices, the live jobs, and the slices that are in use now. Two queries."""
     parts = _parts_rows()
     slices: list[core.Slice] = []
     by_job: dict[int, list[core.Slice]] = defaultdict(list)
     placed_at: dict[int, float] = {}
     for gpu, mib, whole, job, state, _share, held_at, _active_at in parts:
-        part = core.Slice(gpu=gpu, mib=mib, exclusive=whole, job=job, is_quarantined=state == SliceState.QUARANTINED)
+        part = _slice(gpu, mib, whole, job, state)
         slices.append(part)
         by_job[job].append(part)
         placed_at[job] = held_at.timestamp()
@@ -143,7 +128,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     """``build``, and of each waiting job the reason that is stored."""
     policy = policy_current()
     nodes = nodes_read(with_latest=True)
-    requests = _Requests()
+    requests = Requests()
     slices, running, used = _live_read(now, requests)
     lately = lately_read(now=now, half_life_s=policy.half_life_s)
     usage, project_usage = weights_read(used, lately=lately, now=now, policy=policy) if policy.order in BY_USE else ({}, {})

@@ -256,6 +256,15 @@ def _told_by(gpu: Gpu, code: str, reason: str, by: AbstractBaseUser | None, now:
         incident_add(incident, code=code, params={"text": reason}, by=by, now=now, phase=PHASES.get(GpuState(gpu.state)))
 
 
+def _wish_by_hand(gpu: Gpu, wish: str, *, code: str, reason: str, by: AbstractBaseUser | None, now: datetime) -> Gpu:
+    """Ask for it, write it into the open incident, and begin at once if the card allows it."""
+    _wish(gpu, wish, is_users=False, by_hand=True)
+    _told_by(gpu, code, reason, by, now, opens=False)
+    care_run(now=now, node=gpu.node)
+    gpu.refresh_from_db()
+    return gpu
+
+
 @transaction.atomic
 def card_isolate(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: datetime | None = None) -> Gpu:
     """Out of service at once: its jobs are stopped politely and go back to the queue. Idempotent. Raises NodeRefused."""
@@ -284,11 +293,7 @@ def card_test(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: dateti
     """A self-test as soon as the card allows it. Raises NodeRefused."""
     now = now or timezone.now()
     gpu, reason = _by_hand(gpu, reason)
-    _wish(gpu, "test", is_users=False, by_hand=True)
-    _told_by(gpu, "test_wanted", reason, by, now, opens=False)
-    care_run(now=now, node=gpu.node)
-    gpu.refresh_from_db()
-    return gpu
+    return _wish_by_hand(gpu, "test", code="test_wanted", reason=reason, by=by, now=now)
 
 
 @transaction.atomic
@@ -297,11 +302,7 @@ def card_reset(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: datet
     now = now or timezone.now()
     gpu, reason = _by_hand(gpu, reason)
     _refuse_busy(gpu)
-    _wish(gpu, "reset", is_users=False, by_hand=True)
-    _told_by(gpu, "reset_wanted", reason, by, now, opens=False)
-    care_run(now=now, node=gpu.node)
-    gpu.refresh_from_db()
-    return gpu
+    return _wish_by_hand(gpu, "reset", code="reset_wanted", reason=reason, by=by, now=now)
 
 
 @transaction.atomic
@@ -320,8 +321,4 @@ def card_return(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, is_checke
     _refuse_busy(gpu)
     if gpu.state == GpuState.ISOLATED:
         card_move(gpu, GpuState.MAINTENANCE, reason=reason, now=now)
-    _wish(gpu, "test", is_users=False, by_hand=True)
-    _told_by(gpu, "return_wanted", reason, by, now, opens=False)
-    care_run(now=now, node=gpu.node)
-    gpu.refresh_from_db()
-    return gpu
+    return _wish_by_hand(gpu, "test", code="return_wanted", reason=reason, by=by, now=now)

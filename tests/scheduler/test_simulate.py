@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from jobs.scheduler import (
     Arrival,
     Drain,
-    Gpu,
     Grant,
     Job,
-    Node,
     Policy,
     Request,
     Running,
@@ -30,23 +28,11 @@ from jobs.scheduler import (
 )
 from jobs.scheduler.predict import longest_s, remaining_s
 from tests.scheduler.cases import Case, plan_check
+from tests.scheduler.days import cluster
 from tests.scheduler.test_properties import snapshots
 
 HOUR, DAY = 3_600.0, 86_400.0
 ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
-
-
-def cluster(*cards: int, mib: int = 24_576) -> Snapshot:
-    nodes = tuple(
-        Node(
-            id=number,
-            name=f"n{number}",
-            cpu_cores=64,
-            gpus=tuple(Gpu(id=number * 100 + i, uuid=f"G{number}-{i}", index=i, model="RTX 4090", total_mib=mib) for i in range(count)),
-        )
-        for number, count in enumerate(cards, start=1)
-    )
-    return Snapshot(now=0.0, nodes=nodes, jobs=())
 
 
 def workload(seed: int, *, jobs: int, span_s: float, limits: bool) -> list[Arrival]:
