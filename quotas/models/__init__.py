@@ -1,0 +1,8 @@
+"""People and limits, a module a subject. Elsewhere one imports from here."""
+
+from quotas.models.ledger import LedgerEntry
+from quotas.models.limits import Quota
+from quotas.models.people import Membership, Project, User, UserManager
+from quotas.models.tokens import ApiToken
+
+__all__ = ["ApiToken", "LedgerEntry", "Membership", "Project", "Quota", "User", "UserManager"]
