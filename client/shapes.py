@@ -250,6 +250,7 @@ class Gpu(TypedDict):
 class Node(TypedDict):
     name: str
     state: str
+    state_at: str
     cordoned: bool
     cordon_reason: str
     simulated: bool

@@ -321,6 +321,7 @@ class FakeApi:
         node: dict[str, Any] = {
             "name": name,
             "state": "READY",
+            "state_at": _now(),
             "cordoned": False,
             "cordon_reason": "",
             "cordoned_until": None,

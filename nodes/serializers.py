@@ -77,6 +77,7 @@ def node_json(
     return {
         "name": node.name,
         "state": node.state,
+        "state_at": _iso(node.state_at),
         "cordoned": node.cordoned,
         "cordon_reason": cordon_text(node.cordon_reason),
         "cordoned_until": _iso(node.cordoned_until),
@@ -214,6 +215,7 @@ class GpuSchema(serializers.Serializer[Any]):
 class NodeSchema(serializers.Serializer[Any]):
     name = serializers.CharField()
     state = serializers.ChoiceField(choices=NodeState.values)
+    state_at = serializers.DateTimeField(help_text="Since when it is in this state.")
     cordoned = serializers.BooleanField()
     cordon_reason = serializers.CharField()
     cordoned_until = serializers.DateTimeField(allow_null=True)

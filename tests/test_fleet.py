@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 fleet = pytest.importorskip("bench.live.fleet")
@@ -17,6 +19,26 @@ def test_a_fleets_figures():
     assert found["cpu_ms_per_sync"] == 4.0  # 0.4 s of 100 syncs
     assert found["nodes_per_core"] == 1250  # 5 s / 4 ms
     assert (found["web_core"], found["redis_core"], found["web_grew_mib"]) == (0.008, 0.002, 1.5)
+
+
+def test_silence_is_told_from_a_false_alarm():
+    begin = datetime(2026, 7, 14, 7, 0, tzinfo=UTC)
+
+    def standing(state="READY", since=0.0, heard=100.0):
+        return fleet.Standing(state=state, since=begin + timedelta(seconds=since), heard=begin + timedelta(seconds=heard))
+
+    before = {name: standing() for name in "abcdef"}
+    after = {
+        "a": standing(),  # went on
+        "b": standing(since=50.0),  # went on, but was called silent for a while
+        "c": standing("UNKNOWN", since=90.0, heard=75.0),  # went on and is called silent
+        "d": standing("UNKNOWN", since=115.2),
+        "e": standing("UNKNOWN", since=115.9),
+        "f": standing(),  # silent, and nobody saw it
+    }
+    assert fleet.silences(before, after, set("def")) == {
+        "false_alarms": 2, "silent": 3, "silent_untold": 1, "silent_least_s": 15.2, "silent_most_s": 15.9,
+    }  # fmt: skip
 
 
 def test_a_fleet_without_an_answer_has_no_figures():

@@ -10,6 +10,9 @@ Each agent keeps one connection, as the real one does, and reports on all its ca
 the agents are spread evenly over the interval. A sync's time is from its first byte sent to its last byte received. How late the
 sends were is told apart: that is this process's own doing, or a neighbour's.
 
+false_alarms: reporting nodes that were called silent at some time of the run. Afterwards a few nodes fall silent while the others go
+on: silent_least_s and silent_most_s tell after how long they were called UNKNOWN, by the server's own clock.
+
 cpu_ms_per_sync is of the web process, all of it; nodes_per_core what one core of such a web process would serve at that interval.
 """
 
@@ -26,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,6 +44,8 @@ from nebulagrid.embedded import postgres_temporary
 WARM_S = 10.0
 PROCESSES = ("web", "worker", "beat", "redis")
 JOINING = 8  # enrolments at once
+SILENT = 10  # nodes that fall silent at the end, at most half of them
+LISTEN_S = 25.0  # how long that is watched; a node is UNKNOWN after 15 s
 
 
 class FleetError(RuntimeError):
@@ -98,19 +104,20 @@ class Agent:
     """A node with ``gpus`` cards that runs nothing."""
 
     def __init__(self, number: int, *, gpus: int, link: Link, seen: Seen) -> None:
-        self._name, self._link, self._seen = f"fleet-{number:04}", link, seen
+        self._link, self._seen = link, seen
+        self.name = f"fleet-{number:04}"
         self._uuids = [f"GPU-{number:08x}-fleet-{card}" for card in range(gpus)]
         self._rng = random.Random(number)
         self._who, self._seq, self._is_inventory_due = "", 0, True
 
-    async def join(self, token: str) -> str:
-        """Enrol; the node's name."""
-        status, body = await self._link.post("/api/agent/v1/enroll", _json(EnrolRequest(token=token, hostname=self._name).to_json()))
+    async def join(self, token: str) -> None:
+        """Enrol; ``name`` is the node's from then on."""
+        status, body = await self._link.post("/api/agent/v1/enroll", _json(EnrolRequest(token=token, hostname=self.name).to_json()))
         if status != 201:
-            raise FleetError(f"enrolment of {self._name}: {status} {body[:200]!r}")
+            raise FleetError(f"enrolment of {self.name}: {status} {body[:200]!r}")
         joined = json.loads(body)
         self._who = f"Node {joined['node_id']}:{joined['credential']}"
-        return str(joined["name"])
+        self.name = str(joined["name"])
 
     def _body(self) -> bytes:
         self._seq += 1
@@ -128,9 +135,9 @@ class Agent:
                 GpuInfo(uuid=uuid, index=at, model="Fleet RTX 4090", vendor="nvidia", total_mib=24_564, simulated=True)
                 for at, uuid in enumerate(self._uuids)
             )
-            inventory = Inventory(hostname=self._name, gpus=tuple(cards), cpu_cores=32, memory_mib=128 * 1024, simulated=True)
+            inventory = Inventory(hostname=self.name, gpus=tuple(cards), cpu_cores=32, memory_mib=128 * 1024, simulated=True)
         host = HostStatus(cpu_pct=self._rng.randrange(101), memory_mib=40_000, disk_free_mib=500_000, disk_total_mib=900_000)
-        sync = SyncRequest(session=self._name, boot_id=self._name, seq=self._seq, inventory=inventory, gpus=gpus, host=host)
+        sync = SyncRequest(session=self.name, boot_id=self.name, seq=self._seq, inventory=inventory, gpus=gpus, host=host)
         return _json(sync.to_json())
 
     async def sync(self, *, late_s: float = 0.0) -> None:
@@ -170,6 +177,20 @@ class Watched:
     web_mib: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the control plane says of a node: its state since when, and when it was last heard of."""
+
+    state: str
+    since: datetime
+    heard: datetime | None
+
+    @property
+    def silent_s(self) -> float | None:
+        """After how many seconds of silence it was called UNKNOWN; None = it was not."""
+        return (self.since - self.heard).total_seconds() if self.state == "UNKNOWN" and self.heard else None
+
+
 class Plane:
     """The control plane that is driven; ``grid`` None = somebody else's, of which no process is watched."""
 
@@ -184,9 +205,17 @@ class Plane:
             pids["database"] = tree(self._database_pid)
         return Watched(cpu={name: cpu_s(of) for name, of in pids.items()}, web_mib=pss_mib(pids["web"]))
 
-    def not_ready(self) -> int:
-        """Nodes of the fleet that are not READY: silent ones, were any called so."""
-        return sum(node["state"] != "READY" for node in self.client.node_list() if node["name"].startswith("fleet-"))
+    def standing(self) -> dict[str, Standing]:
+        """Of each node of the fleet."""
+        nodes = (node for node in self.client.node_list() if node["name"].startswith("fleet-"))
+        return {
+            node["name"]: Standing(
+                state=node["state"],
+                since=datetime.fromisoformat(node["state_at"]),
+                heard=datetime.fromisoformat(node["last_seen_at"]) if node["last_seen_at"] else None,
+            )
+            for node in nodes
+        }
 
 
 async def drive(plane: Plane, *, nodes: int, gpus: int, seconds: float, interval: float) -> dict[str, Any]:
@@ -200,8 +229,8 @@ async def drive(plane: Plane, *, nodes: int, gpus: int, seconds: float, interval
     async def join(agent: Agent) -> None:
         async with gate:
             token = await asyncio.to_thread(lambda: plane.client.node_enroll_token()["token"])
-            name = await agent.join(token)
-            await asyncio.to_thread(plane.client.node_drain, name, reason="bench")
+            await agent.join(token)
+            await asyncio.to_thread(plane.client.node_drain, agent.name, reason="bench")
             await agent.sync()
             await agent.sync()
 
@@ -211,23 +240,45 @@ async def drive(plane: Plane, *, nodes: int, gpus: int, seconds: float, interval
     # 2. Run: warm first, then what counts.
     begin = time.perf_counter() + 0.5
     counts_from, until = begin + WARM_S, begin + WARM_S + seconds
+    quiet = range(0, nodes, max(2, nodes // SILENT)) if nodes > 1 else range(0)
     runs = [
-        asyncio.create_task(agent.run(begin=begin + interval * place / nodes, until=until, interval=interval))
+        asyncio.create_task(
+            agent.run(begin=begin + interval * place / nodes, until=until if place in quiet else until + LISTEN_S, interval=interval)
+        )
         for place, agent in enumerate(agents)
     ]
     try:
+        known = await asyncio.to_thread(plane.standing)
         await asyncio.sleep(max(0.0, counts_from - time.perf_counter()))
         before, seen.refused = plane.watched(), {}
         await asyncio.sleep(max(0.0, until - time.perf_counter()))
         after, spent = plane.watched(), time.perf_counter() - counts_from
+        at_the_end = await asyncio.to_thread(plane.standing)
+        # 3. A few fall silent.
         await asyncio.gather(*runs)
-        not_ready = await asyncio.to_thread(plane.not_ready)
+        at_last = await asyncio.to_thread(plane.standing)
     finally:
         for agent in agents:
             agent.close()
     found = result([row for row in seen.sent if counts_from <= row[0] < until], before, after, spent_s=spent, interval=interval)
     size = {"nodes": nodes, "gpus": gpus, "interval_s": interval, "seconds": seconds, "joined_s": round(joined_s, 1)}
-    return {**size, "body_bytes": seen.body_bytes, **found, "refused": sum(seen.refused.values()), "not_ready": not_ready}
+    alarms = {"not_ready": sum(one.state != "READY" for one in at_the_end.values())} | silences(
+        known, at_last, {agents[place].name for place in quiet}
+    )
+    return {**size, "body_bytes": seen.body_bytes, **found, "refused": sum(seen.refused.values()), **alarms}
+
+
+def silences(before: dict[str, Standing], after: dict[str, Standing], quiet: set[str]) -> dict[str, Any]:
+    """Pure. What was said of those that went on, and of the ``quiet``."""
+    spoke = [name for name in after if name not in quiet]
+    told = [seconds for name in quiet if (seconds := after[name].silent_s) is not None]
+    return {
+        "false_alarms": sum(after[name].state != "READY" or after[name].since != before[name].since for name in spoke),
+        "silent": len(quiet),
+        "silent_untold": len(quiet) - len(told),
+        "silent_least_s": round(min(told), 2) if told else None,
+        "silent_most_s": round(max(told), 2) if told else None,
+    }
 
 
 def result(sent: list[tuple[float, float, float]], before: Watched, after: Watched, *, spent_s: float, interval: float) -> dict[str, Any]:
