@@ -10,19 +10,17 @@ What each order does: docs/agent.md, "How it talks".
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-PROTO = 1
-#: A whole number of this protocol is between minus this and this.
-INT_MOST = 2**63 - 1
+from agent.codec import Message, ProtocolError, columns_of, columns_read, from_json
 
+__all__ = ["PROTO", "Message", "ProtocolError", "from_json"]
+
+PROTO = 1
 #: A rank is named by job, epoch and index in its gang: ``"42.1.0"``. The name is never used twice, because a
 #: restored control plane raises its epochs above every epoch that an agent has seen.
 RankId = str
@@ -45,10 +43,6 @@ ExitCause = Literal[
 LaunchError = Literal["exec", "workdir", "user", "cgroup", "spec", "gpu", "fenced", "internal"]
 
 
-class ProtocolError(ValueError):
-    """The message is not one of this protocol's."""
-
-
 def rank_id(job: int, epoch: int, index: int) -> RankId:
     return f"{job}.{epoch}.{index}"
 
@@ -62,103 +56,6 @@ def rank_parts(rank: RankId) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
         raise ProtocolError(f"{rank[:60]!r} is not a rank; expected job.epoch.index such as 42.1.0")
     return int(parts[0]), int(parts[1]), int(parts[2])
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """One JSON value → the annotated Python type. Unknown keys of objects are ignored, so that old reads new."""
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return value
-    if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(kind)
-        if value is None and type(None) in options:
-            return None
-        return _decode(next(o for o in options if o is not type(None)), value, where)
-    if origin is Literal:
-        if value not in typing.get_args(kind):
-            raise ProtocolError(f"{where} is {str(value)[:40]!r}; expected one of {', '.join(map(str, typing.get_args(kind)))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ProtocolError(f"{where} must be a list")
-        inner = typing.get_args(kind)[0]
-        return tuple(_decode(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ProtocolError(f"{where} must be an object")
-        inner = typing.get_args(kind)[1]
-        return {str(k): _decode(inner, v, f"{where}.{k}") for k, v in value.items()}
-    if dataclasses.is_dataclass(kind):
-        return from_json(typing.cast(Any, kind), value, where)
-    if isinstance(value, int) and abs(value) > INT_MOST:
-        raise ProtocolError(f"{where} has more than 64 bits")  # no database column and no arithmetic of a page could hold it
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ProtocolError(f"{where} must be {kind.__name__}, got {type(value).__name__}")
-    return value
-
-
-_HINTS: dict[type, dict[str, Any]] = {}
-
-
-T = typing.TypeVar("T")
-
-
-def from_json(cls: type[T], value: Any, where: str = "message") -> T:
-    """A JSON object → ``cls``. Raises ProtocolError naming the field that is missing or of the wrong type."""
-    if not isinstance(value, dict):
-        raise ProtocolError(f"{where} must be an object")
-    hints = _HINTS.get(cls)
-    if hints is None:
-        hints = _HINTS[cls] = typing.get_type_hints(cls)
-    found: dict[str, Any] = {}
-    for item in dataclasses.fields(typing.cast(Any, cls)):
-        if item.name in value:
-            found[item.name] = _decode(hints[item.name], value[item.name], f"{where}.{item.name}")
-        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-            raise ProtocolError(f"{where}.{item.name} is missing")
-    return cls(**found)
-
-
-#: Class → (field, default) of each of its fields. `dataclasses.fields` for each object would cost more than all the rest.
-_FIELDS: dict[type, tuple[tuple[str, Any], ...]] = {}
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-
-
-def _encode(value: Any) -> Any:
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    fields = _FIELDS.get(kind)
-    if fields is None and dataclasses.is_dataclass(kind):
-        fields = _FIELDS[kind] = tuple((f.name, f.default) for f in dataclasses.fields(kind))
-    if fields is not None:
-        found: dict[str, Any] = {}
-        for name, default in fields:
-            own = getattr(value, name)
-            # A default is not sent: it keeps a sync of 8 cards under 2 kB.
-            if default is dataclasses.MISSING or own != default:
-                found[name] = _encode(own)
-        return found
-    if isinstance(value, tuple | list):
-        return [_encode(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _encode(v) for k, v in value.items()}
-    return value
-
-
-class Message:
-    """Base of all messages: JSON in, JSON out."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return typing.cast("dict[str, Any]", _encode(self))
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        return from_json(cls, value, cls.__name__)
 
 
 # --- what a node is -------------------------------------------------------------------------------------------
@@ -366,7 +263,11 @@ class RestoreAnswer(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest(Message):
-    """``POST /api/agent/v1/sync``. ``observed`` is the complete list, every time."""
+    """``POST /api/agent/v1/sync``. ``observed`` is the complete list, every time.
+
+    To a control plane that reads them (``Orders.columns``) the statuses of the cards go as columns, ``cards`` instead of ``gpus``:
+    ``{"uuid": [...], "temp_c": [...], ...}``, which is half as long.
+    """
 
     session: str  # uuid per agent start
     boot_id: str
@@ -381,6 +282,21 @@ class SyncRequest(Message):
     events: tuple[AgentEvent, ...] = ()
     results: tuple[CommandResult, ...] = ()
     answer: RestoreAnswer | None = None
+
+    def to_json(self, *, columns: bool = False) -> dict[str, Any]:
+        found = Message.to_json(self)
+        if columns and self.gpus:
+            del found["gpus"]
+            found["cards"] = columns_of(self.gpus)
+        return found
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        if isinstance(value, dict) and "cards" in value:
+            value = {**value, "gpus": ()}
+            found = from_json(cls, value, cls.__name__)
+            return replace(found, gpus=columns_read(GpuStatus, value["cards"], f"{cls.__name__}.cards"))
+        return from_json(cls, value, cls.__name__)
 
 
 # --- what the control plane wants -----------------------------------------------------------------------------
@@ -459,6 +375,7 @@ class Orders(Message):
     commands: tuple[Command, ...] = ()
     want_inventory: bool = False  # the server has none of this session: send it with the next sync
     ask: RestoreAsk | None = None
+    columns: bool = False  # this control plane reads the statuses of cards as columns
 
 
 # --- joining --------------------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ class Runner:
         self._retry_s, self._retry_at = RETRY_S[0], 0.0
         self._answered_at: float | None = None  # Unix time, for `status`
         self._trouble: str | None = None
+        self._columns = False  # the control plane reads statuses as columns; it says so with each answer
 
     def _changed(self) -> None:
         self._dirty = True
@@ -302,12 +303,14 @@ class Runner:
         self._sync_started = time.monotonic()
         request, inventory = self._request()
         sent_boot = boottime()
+        body = request.to_json(columns=self._columns)
         try:
-            answer = self._client.request_json("POST", "/api/agent/v1/sync", request.to_json(), timeout_s=3.0 if final else SYNC_TIMEOUT_S)
+            answer = self._client.request_json("POST", "/api/agent/v1/sync", body, timeout_s=3.0 if final else SYNC_TIMEOUT_S)
         except Unreachable as error:
             self._later(str(error), None)
             return
         if answer.status != 200:
+            self._columns = False  # it may be an older one now
             self._refused(answer)
             return
         try:
@@ -315,6 +318,7 @@ class Runner:
         except (ValueError, ProtocolError) as error:
             self._later(f"the answer to a sync is not understood: {error}", None)
             return
+        self._columns = orders.columns
         if self._trouble is not None or self._answered_at is None:
             log.info("In touch with %s.", self._config.endpoint.url)
         self._trouble, self._retry_s, self._retry_at = None, RETRY_S[0], 0.0

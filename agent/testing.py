@@ -74,6 +74,8 @@ class FakeControlPlane:
     history: list[tuple[RankId, str]] = field(default_factory=list)  # every change of a reported state
     syncs: list[SyncRequest] = field(default_factory=list)
     sync_times: list[float] = field(default_factory=list)
+    sync_sizes: list[int] = field(default_factory=list)  # bytes of each of them
+    columns: bool = True  # False: as a control plane that does not know statuses in columns
     inventory: Inventory | None = None
     events: dict[tuple[str, int], AgentEvent] = field(default_factory=dict)
     results: dict[int, CommandResult] = field(default_factory=dict)
@@ -210,7 +212,7 @@ class FakeControlPlane:
             return 403, {"code": "token_refused", "message": "The token is not known, was used before, or has expired."}
         return 201, EnrolAnswer(node_id=self.node_id, name=request.name or name, credential=self.credential).to_json()
 
-    def sync(self, request: SyncRequest) -> tuple[int, dict[str, Any]]:
+    def sync(self, request: SyncRequest, *, size: int = 0) -> tuple[int, dict[str, Any]]:
         if request.session not in self.sessions:
             self.sessions.append(request.session)
         elif request.session != self.sessions[-1]:
@@ -219,6 +221,7 @@ class FakeControlPlane:
         if is_new:
             self._seq[request.session] = request.seq
             self._take(request)
+            self.sync_sizes.append(size)
         desired = [self._wish(d) for d in self.desired.values()]
         orders = Orders(
             server_time=time.time(),
@@ -229,6 +232,7 @@ class FakeControlPlane:
             commands=tuple(c for c in self.commands.values() if c.cid not in self.results),
             want_inventory=self.inventory is None,
             ask=self.ask,
+            columns=self.columns,
         )
         return 200, orders.to_json()
 
@@ -354,7 +358,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             plane.sync_gate.wait(30)
             with plane.lock:
-                answer = plane.sync(SyncRequest.from_json(json.loads(body)))
+                answer = plane.sync(SyncRequest.from_json(json.loads(body)), size=len(body))
                 plane.lock.notify_all()
             self._answer(*answer)
         except (ProtocolError, ValueError) as error:

@@ -134,6 +134,7 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         commands=tuple(seen.commands),
         want_inventory=seen.want_inventory,
         ask=applied.ask,
+        columns=True,
     )
     return JsonResponse(orders.to_json())
 

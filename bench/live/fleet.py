@@ -138,7 +138,7 @@ class Agent:
             inventory = Inventory(hostname=self.name, gpus=tuple(cards), cpu_cores=32, memory_mib=128 * 1024, simulated=True)
         host = HostStatus(cpu_pct=self._rng.randrange(101), memory_mib=40_000, disk_free_mib=500_000, disk_total_mib=900_000)
         sync = SyncRequest(session=self.name, boot_id=self.name, seq=self._seq, inventory=inventory, gpus=gpus, host=host)
-        return _json(sync.to_json())
+        return _json(sync.to_json(columns=True))
 
     async def sync(self, *, late_s: float = 0.0) -> None:
         body = self._body()

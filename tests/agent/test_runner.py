@@ -18,7 +18,7 @@ from agent.config import Config
 from agent.http import HttpClient, authorization, endpoint_parse
 from agent.probe import ChildProbe, InlineProbe, Probe
 from agent.processes import RankState
-from agent.protocol import AgentEvent, Desired, ExitInfo, GpuGrant, GpuInfo, GpuStatus, Observed, SyncRequest
+from agent.protocol import AgentEvent, Desired, ExitInfo, GpuGrant, GpuInfo, GpuStatus
 from agent.runner import EXIT_SESSION_REFUSED, Runner
 from agent.store import Store
 from agent.testing import Failure, FakeControlPlane
@@ -161,6 +161,20 @@ def test_later_syncs_are_small_and_numbered(node: Node, plane: FakeControlPlane)
     assert [s.seq for s in plane.syncs[:4]] == [1, 2, 3, 4]
     assert len({s.session for s in plane.syncs}) == 1
     assert all(s.inventory is None for s in plane.syncs[1:4])
+
+
+def test_columns_go_only_to_a_control_plane_that_reads_them(make: Callable[..., Node], plane: FakeControlPlane) -> None:
+    node = make()
+    node.cards({**CARD, "count": 4})
+    node.online()
+    plane.wait(lambda: len(plane.syncs) >= 2)
+    short = plane.sync_sizes[-1]
+    with plane.lock:
+        plane.columns = False
+    count = len(plane.syncs)
+    plane.wait(lambda: len(plane.syncs) >= count + 3)
+    assert [len(sync.gpus) for sync in plane.syncs[-2:]] == [4, 4]
+    assert plane.sync_sizes[-1] > short
 
 
 def test_the_inventory_comes_again_when_asked(node: Node, plane: FakeControlPlane) -> None:
@@ -597,28 +611,6 @@ def test_a_driver_stuck_for_ten_minutes_in_one_call_leaves_every_heartbeat_on_ti
         slowest = max(slowest, time.monotonic() - began)
     assert slowest < 2.0  # they come every 0.05 s; the rest is for a machine that is busy
     assert [g.uuid for g in plane.inventory.gpus] == uuids if plane.inventory else False  # not taken for gone
-
-
-def test_the_report_of_eight_busy_cards_is_under_two_kilobytes() -> None:
-    status = tuple(
-        GpuStatus(
-            uuid=f"GPU-{i:08x}-aaaa-4bbb-8ccc-0123456789ab",
-            used_mib=23456,
-            reserved_mib=512,
-            util_pct=100,
-            mem_util_pct=87,
-            temp_c=81,
-            power_w=448,
-            fan_pct=73,
-            core_mhz=2520,
-            mem_mhz=10501,
-            throttle=("power_cap",) if i == 0 else (),
-        )
-        for i in range(8)
-    )
-    observed = tuple(Observed(rank=f"{i}.1.0", epoch=1, state="RUNNING", started_at=1700000000.123) for i in range(4))
-    sync = SyncRequest(session="0" * 36, boot_id="0" * 36, seq=123456, gpus=status, observed=observed)
-    assert len(json.dumps(sync.to_json(), separators=(",", ":"))) <= 2048
 
 
 def test_cuda_counts_in_the_order_of_the_bus() -> None:
