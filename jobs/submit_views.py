@@ -207,6 +207,10 @@ def _submit(request: HttpRequest, user: User) -> HttpResponse:
         return _page(request, form, status=429, trouble=text, key=key, instead=instead)
     if not form.is_valid() or form.request is None:
         return _page(request, form, key=key, instead=instead)
+    if instead is None and request.POST.get("instead"):
+        # A second job beside the one that was meant to go would be worse than none.
+        text = _("You have no job %(job)s to submit this one in place of, so nothing was submitted.")
+        return _page(request, form, status=404, trouble=text % {"job": request.POST["instead"][:20]}, key=key)
     once = {"idempotency_key": key, "body_sha256": body_sha256(form.body)}
     try:
         if instead is None:

@@ -568,8 +568,13 @@ def test_a_job_that_has_started_is_not_replaced(client: Client, lin: User) -> No
     assert Job.objects.count() == 1
 
 
-def test_nobody_replaces_another_s_job(client: Client) -> None:
+@pytest.mark.parametrize("which", ["{other}", "none", "99999999999999999999", "<q>"])
+def test_a_job_in_place_of_one_that_is_not_ones_own_is_not_submitted(client: Client, which: str) -> None:
     other = job_make()
-    submitted(client, gpu_mem="4", instead=str(other.pk))
+    answer = submitted(client, gpu_mem="4", instead=which.format(other=other.pk))
     other.refresh_from_db()
-    assert (other.state, Job.objects.count()) == ("WAITING", 2)
+    assert (answer.status_code, other.state, Job.objects.count()) == (404, "WAITING", 1)
+    page = answer.content.decode()
+    assert "so nothing was submitted" in page
+    assert re.search(r'name="gpu_mem"[^>]*value="4"', page)  # what was typed is still there
+    assert "<q>" not in page
