@@ -279,6 +279,7 @@ CELERY_BEAT_SCHEDULE: dict[str, Any] = {
     # Often enough that a late beat misses no step; the first of each step does the work.
     "samples": {"task": "nodes.tasks.samples_tick", "schedule": 5.0, "options": {"expires": 5}},
     "health": {"task": "jobs.tasks.health", "schedule": 5.0, "options": {"expires": 5}},
+    "notices": {"task": "nodes.tasks.notices_send", "schedule": 5.0, "options": {"expires": 5}},
     "upkeep": {"task": "jobs.tasks.upkeep", "schedule": 30.0, "options": {"expires": 30}},
 }
 
@@ -321,6 +322,7 @@ EMAIL_PORT = env_int("EMAIL_PORT", 587)
 EMAIL_HOST_USER = env("EMAIL_USER")
 EMAIL_HOST_PASSWORD = env("EMAIL_PASSWORD")
 EMAIL_USE_TLS = env_bool("EMAIL_TLS", True)
+EMAIL_TIMEOUT = 10  # the sender of notices has one of the worker's few threads
 DEFAULT_FROM_EMAIL = env("EMAIL_FROM", f"nebulagrid@{urlsplit(BASE_URL).hostname or 'localhost'}")
 EMAIL_BACKEND = env("EMAIL_BACKEND", f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'console'}.EmailBackend")
 
@@ -400,11 +402,13 @@ if TRUSTED_PROXIES > 0:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 METRICS_TOKEN = env("METRICS_TOKEN")
 METRICS_ALLOW = env_list("METRICS_ALLOW", "127.0.0.1,::1")
-for _network in METRICS_ALLOW:
-    try:
-        ip_network(_network, strict=False)
-    except ValueError as error:
-        raise ImproperlyConfigured(f"NEBULA_METRICS_ALLOW has {_network!r}; expected addresses or networks such as 10.0.0.0/8.") from error
+WEBHOOK_ALLOW = env_list("WEBHOOK_ALLOW")
+for _name, _networks in (("METRICS_ALLOW", METRICS_ALLOW), ("WEBHOOK_ALLOW", WEBHOOK_ALLOW)):
+    for _network in _networks:
+        try:
+            ip_network(_network, strict=False)
+        except ValueError as error:
+            raise ImproperlyConfigured(f"NEBULA_{_name} has {_network!r}; expected addresses or networks such as 10.0.0.0/8.") from error
 SYNC_INTERVAL_S = env_int("SYNC_INTERVAL_S", 5)
 UNKNOWN_AFTER_S = env_int("UNKNOWN_AFTER_S", 15)
 LEASE_S = env_int("LEASE_S", 600)

@@ -5,3 +5,9 @@ from django.utils.translation import gettext_lazy as _
 class NodesConfig(AppConfig):
     name = "nodes"
     verbose_name = _("Nodes")
+
+    def ready(self) -> None:
+        from nodes import live
+        from quotas import notify
+
+        notify.configure(tell=live.users_tell)

@@ -17,6 +17,7 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from channels.layers import get_channel_layer
@@ -134,6 +135,12 @@ def publish(topic: str, payload: dict[str, Any]) -> None:
         log.error("payload of %s is not JSON: %s", topic, error)
         return
     _after_commit(group_of(topic), {"type": "live.message", "text": text})
+
+
+def users_tell(user_ids: Iterable[int]) -> None:
+    """Each of these users has news: the bell of open pages counts anew."""
+    for pk in user_ids:
+        publish(f"user.{pk}", {"notices": True})
 
 
 def nudge_node(node_id: int) -> None:

@@ -6,6 +6,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from nodes import live, samples, services
+from quotas import deliver
 
 
 @shared_task
@@ -26,3 +27,9 @@ def samples_tick() -> None:
 @shared_task
 def node_nudge(node_id: int) -> None:
     live.nudge_node(node_id)
+
+
+@shared_task
+def notices_send() -> None:
+    """Here, because the room of people knows no Celery."""
+    deliver.deliveries_send()

@@ -27,6 +27,7 @@ from nodes import selectors as node_selectors
 from nodes import telemetry
 from nodes.models import Node, NodeState
 from nodes.services import node_cordon
+from quotas.deliver import notices_prune
 from quotas.models import User
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def upkeep_run(*, now: datetime) -> None:
     attempts_settle(now=now)
     if predictions_are_old(now=now):
         predictions_refresh(now=now)
+    notices_prune(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
 
 

@@ -2,7 +2,8 @@
 
 from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
+from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
 from quotas.models.people import Membership, Project, User, UserManager
 from quotas.models.tokens import ApiToken
 
-__all__ = ["ApiToken", "LedgerEntry", "Membership", "Project", "Quota", "User", "UserManager"]
+__all__ = ["ApiToken", "LedgerEntry", "Membership", "Notice", "NoticeChannel", "NoticeDelivery", "Project", "Quota", "User", "UserManager"]

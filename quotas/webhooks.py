@@ -1,0 +1,207 @@
+"""One POST to an address that a person typed in: guarded so that it can't be turned against our own network (SSRF).
+
+What holds, each with a test: HTTPS only, to public addresses only, unless ``NEBULA_WEBHOOK_ALLOW`` names the network; every address
+that the name resolves to must be allowed; the connection goes to the very address that was checked (a name that resolves to
+another one a moment later changes nothing), with the certificate checked against the name; redirects are not followed; proxies of
+the environment are not used; the whole exchange ends after ``TOTAL_S``; no more than ``ANSWER_MAX`` of the answer is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from django.conf import settings
+from django.utils.translation import gettext_noop
+
+from quotas.errors import DomainError
+
+TOTAL_S = 10.0
+ANSWER_MAX = 16 * 1024
+URL_MAX = 2000
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+#: (host, port) → addresses as text. Raises OSError.
+Resolver = Callable[[str, int], Sequence[str]]
+#: Translations of IPv4 into IPv6: what is behind them counts.
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class WebhookRefused(DomainError):
+    """No message may go to this address."""
+
+    default_code = "webhook_refused"
+    sentences = {
+        "webhook_url": gettext_noop("Write an address such as https://hooks.example.org/abc, of at most {limit} visible characters."),
+        "webhook_scheme": gettext_noop("Messages go by HTTPS; {scheme} is used only to networks that NEBULA_WEBHOOK_ALLOW names."),
+        "webhook_userinfo": gettext_noop("Leave user name and password out of the address; put a token into its path or query."),
+        "webhook_private": gettext_noop(
+            "{host} is {address}, no public address. An administrator can allow its network with NEBULA_WEBHOOK_ALLOW."
+        ),
+        "webhook_unknown_host": gettext_noop("The name {host} can't be resolved."),
+    }
+
+
+class WebhookFailed(Exception):
+    """It was not delivered. ``status``: of the answer, if one came; ``is_final``: another try would change nothing."""
+
+    def __init__(self, text: str, *, status: int | None = None, is_final: bool = False, retry_after_s: int | None = None) -> None:
+        super().__init__(text)
+        self.text, self.status, self.is_final, self.retry_after_s = text[:200], status, is_final, retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    status: int
+    body: bytes
+    retry_after: str = ""
+
+
+def url_check(url: str) -> SplitResult:
+    """The parts of an address that may be tried at all; no name is resolved. Raises WebhookRefused."""
+    if not 8 < len(url) <= URL_MAX or not url.isprintable() or any(sign.isspace() or sign == "\\" for sign in url):
+        raise WebhookRefused("webhook_url", params={"limit": URL_MAX})
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+        if host:
+            host.encode("idna")
+    except (ValueError, UnicodeError) as error:
+        raise WebhookRefused("webhook_url", params={"limit": URL_MAX}) from error
+    if parts.scheme not in ("https", "http") or not host:
+        raise WebhookRefused("webhook_url", params={"limit": URL_MAX})
+    if "@" in parts.netloc:
+        raise WebhookRefused("webhook_userinfo")
+    if not (parts.path + parts.query).isascii():
+        raise WebhookRefused("webhook_url", params={"limit": URL_MAX})
+    return parts
+
+
+def is_allowed(address: Address) -> bool:
+    """Whether the administrator named a network that has this address."""
+    return any(
+        address in network
+        for text in settings.WEBHOOK_ALLOW
+        if (network := ipaddress.ip_network(text, strict=False)).version == address.version
+    )
+
+
+def inner_address(address: Address) -> Address:
+    """The IPv4 address that an IPv6 one stands for, if it stands for one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address.sixtofour is not None:
+            return address.sixtofour
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def is_public(address: Address) -> bool:
+    """False for loopback, private, link-local (the metadata services are there), shared, reserved, multicast and tunnelled ones."""
+    inner = inner_address(address)
+    if isinstance(inner, ipaddress.IPv6Address) and (inner.teredo is not None or inner.is_site_local):
+        return False
+    return inner.is_global and not (inner.is_multicast or inner.is_reserved or inner.is_unspecified)
+
+
+def resolve(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(row[4][0]) for row in found))
+
+
+def target_check(parts: SplitResult, *, resolver: Resolver = resolve) -> str:
+    """The address to connect to. One lookup of the name. Raises WebhookRefused; WebhookFailed if the name can't be resolved now."""
+    host = (parts.hostname or "").encode("idna").decode()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        found = [ipaddress.ip_address(text.partition("%")[0]) for text in resolver(host, port)]
+    except (OSError, ValueError, UnicodeError) as error:
+        raise WebhookFailed(f"{host}: {error}") from error
+    if not found:
+        raise WebhookFailed(f"{host}: no address")
+    for address in found:
+        is_named = is_allowed(inner_address(address))
+        if not is_named and not is_public(address):
+            raise WebhookRefused("webhook_private", params={"host": host, "address": str(address)})
+        if not is_named and parts.scheme != "https":
+            raise WebhookRefused("webhook_scheme", params={"scheme": parts.scheme})
+    return str(found[0])
+
+
+def webhook_post(url: str, body: bytes, headers: Mapping[str, str], *, resolver: Resolver = resolve, total_s: float = TOTAL_S) -> Answer:
+    """POST ``body``, once. Raises WebhookRefused for an address that may not be reached, WebhookFailed for any other end than an
+    answer below 300. Takes ``total_s`` at most, but for the lookup of the name."""
+    parts = url_check(url)
+    address = target_check(parts, resolver=resolver)
+    until = time.monotonic() + total_s
+    connection = _connection(parts, address, total_s)
+    # A server that sends a byte now and then keeps every single read alive: the socket is cut at the end of the whole time.
+    watchdog = threading.Timer(total_s, _cut, args=(connection,))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", target, body=body, headers={"Connection": "close", "User-Agent": "NebulaGrid", **headers})
+        response = connection.getresponse()
+        answer = Answer(status=response.status, body=response.read(ANSWER_MAX), retry_after=response.getheader("Retry-After") or "")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        is_late = time.monotonic() >= until - 0.05
+        raise WebhookFailed(f"no answer within {total_s:g} s" if is_late else f"{type(error).__name__}: {error}") from error
+    finally:
+        watchdog.cancel()
+        connection.close()
+    if time.monotonic() >= until:
+        raise WebhookFailed(f"no whole answer within {total_s:g} s", status=answer.status)
+    if 300 <= answer.status < 400:
+        raise WebhookFailed("the address redirects; name the final one", status=answer.status, is_final=True)
+    if answer.status >= 400:
+        # Too early, too many and time-out pass; what else a receiver refuses, it refuses again.
+        is_final = answer.status < 500 and answer.status not in (408, 425, 429)
+        wait = int(answer.retry_after) if answer.retry_after.isdigit() and len(answer.retry_after) < 6 else None
+        text = answer.body[:120].decode(errors="replace")
+        raise WebhookFailed(f"HTTP {answer.status}: {text}".strip(), status=answer.status, is_final=is_final, retry_after_s=wait)
+    return answer
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    # The plain socket's own: that of TLS takes its state away from under the thread that reads.
+    with contextlib.suppress(OSError, TypeError):
+        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+
+class _Pinned(http.client.HTTPConnection):
+    """To a given address; what the server hears (Host) is the name."""
+
+    def __init__(self, host: str, *, port: int, address: str, timeout: float) -> None:
+        super().__init__(host, port, timeout=timeout)
+        self.address = address
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self.address, self.port), self.timeout)
+
+
+class _PinnedTLS(_Pinned):
+    default_port = 443
+
+    def connect(self) -> None:
+        super().connect()
+        context = ssl.create_default_context()
+        secured = context.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
+        self.sock = secured  # before the handshake: it may be the one that never ends
+        secured.do_handshake()
+
+
+def _connection(parts: SplitResult, address: str, timeout: float) -> http.client.HTTPConnection:
+    host = (parts.hostname or "").encode("idna").decode()
+    if parts.scheme == "https":
+        return _PinnedTLS(host, port=parts.port or 443, address=address, timeout=timeout)
+    return _Pinned(host, port=parts.port or 80, address=address, timeout=timeout)
