@@ -138,9 +138,11 @@ def node_facts(
     if backend_error is not None:
         codes.append(ADVICE_OF_ERROR.get(backend_error_kind or "", "no_hardware_layer"))
     codes += advice
+    if not cards.simulated and not cards.links and sum(gpu.vendor == "nvidia" and gpu.parent is None for gpu in cards.gpus) > 1:
+        codes.append("topology_unknown")
     return Inventory(
         hostname=socket.gethostname(),
-        gpus=cards.gpus,
+        gpus=cards.gpus if cards.simulated else tuple(_placed(gpu) for gpu in cards.gpus),
         links=cards.links,
         address=address,
         os=host.os_name(),
@@ -156,6 +158,28 @@ def node_facts(
         rdma_ports=host.rdma_ports(),
         numa_nodes=host.numa_nodes(),
     )
+
+
+def _placed(gpu: GpuInfo) -> GpuInfo:
+    """With its way to the processor, where the backend did not tell it."""
+    return gpu if gpu.pcie_hops is not None else replace(gpu, pcie_hops=host.pcie_hops(gpu.pci_bus_id))
+
+
+def power_headroom_pct(
+    gpus: Collection[GpuInfo], status: Mapping[str, GpuStatus], health: Mapping[str, GpuHealth], *, feed_w: int | None = None
+) -> int | None:
+    """Of the power that the cards may draw together, the share that they don't draw now, 0–100.
+
+    ``feed_w``: what the machine's supplies give its cards; None = the sum of their own limits. None where a card does not tell what
+    it draws, or, without ``feed_w``, what it may.
+    """
+    whole = [gpu.uuid for gpu in gpus if gpu.parent is None]  # a MIG part's power is its card's
+    drawn = [status[uuid].power_w if uuid in status else None for uuid in whole]
+    limits = [health[uuid].power_limit_w if uuid in health else None for uuid in whole]
+    if not whole or None in drawn or (feed_w is None and None in limits):
+        return None
+    most = feed_w or sum(limit or 0 for limit in limits)
+    return max(0, min(100, round(100 * (1 - sum(watt or 0 for watt in drawn) / most)))) if most else None
 
 
 class HealthDesk:

@@ -37,7 +37,10 @@ _KEYS = (
     "pin_sha256",
     "agent_id",
     "address",
+    "power_feed_w",
 )
+#: Keys that are whole numbers above 0.
+_WHOLE = ("node_id", "power_feed_w")
 #: Key → environment variable where it is not NEBULA_AGENT_ + KEY.
 _ENV = {"data_dir": "NEBULA_AGENT_DATA"}
 
@@ -61,6 +64,7 @@ class Config:
     identity: Literal["same", "mapped"] = "same"
     ca_file: Path | None = None
     pin_sha256: str | None = None
+    power_feed_w: int | None = None  # what the machine's power supplies give its cards together; None = the sum of the cards' limits
     address: str | None = None  # the address that other nodes reach this one at; None = found by itself
 
 
@@ -94,7 +98,7 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     """Read and check everything. Raises ConfigError with one sentence."""
     values = values_read(path, env)
     for key, value in values.items():
-        if key != "node_id" and not isinstance(value, str):
+        if key not in _WHOLE and not isinstance(value, str):
             raise ConfigError(f"{key} in {path} must be a string, got {value!r}.")
     for key in ("endpoint", "node_id"):
         if not values.get(key):
@@ -102,12 +106,16 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     for key, choices in _CHOICES.items():
         if key in values and values[key] not in choices:
             raise ConfigError(f"{key} is {values[key]!r}; it must be one of {', '.join(choices)}.")
-    try:
-        node_id = int(values["node_id"])
-        if node_id < 1 or isinstance(values["node_id"], bool):
-            raise ValueError
-    except (ValueError, TypeError):
-        raise ConfigError(f"node_id is {values['node_id']!r}; it must be a whole number above 0.") from None
+    whole: dict[str, int] = {}
+    for key in _WHOLE:
+        if key in values:
+            try:
+                whole[key] = int(values[key])
+                if whole[key] < 1 or isinstance(values[key], bool):
+                    raise ValueError
+            except (ValueError, TypeError):
+                raise ConfigError(f"{key} is {values[key]!r}; it must be a whole number above 0.") from None
+    node_id = whole["node_id"]
     try:
         endpoint = endpoint_parse(values["endpoint"])
     except EndpointError as error:
@@ -134,6 +142,7 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         ca_file=_path(values.get("ca_file"), base),
         pin_sha256=pin or None,
         address=values.get("address") or None,
+        power_feed_w=whole.get("power_feed_w"),
     )
 
 

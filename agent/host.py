@@ -7,7 +7,10 @@ import platform
 import re
 from pathlib import Path
 
+from agent.backends.base import bus_slot
 from agent.protocol import RdmaInfo
+
+_DEVICE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def rdma_ports(root: str = "/") -> tuple[RdmaInfo, ...]:
@@ -38,6 +41,18 @@ def numa_nodes(root: str = "/") -> int | None:
     """How many NUMA nodes the host has; None where the kernel does not tell."""
     count = sum(1 for path in Path(root, "sys/devices/system/node").glob("node*") if path.name[4:].isdigit())
     return count or None
+
+
+def pcie_hops(pci_bus_id: str | None, root: str = "/") -> int | None:
+    """PCIe switches between a device and the processor, from the way that the kernel names it by: 0 = its slot is the processor's
+    own. None where the kernel does not know the device."""
+    slot = bus_slot(pci_bus_id)
+    place = Path(root, "sys/bus/pci/devices", "{:04x}:{:02x}:{:02x}.0".format(*slot)) if slot is not None else None
+    if place is None or not place.exists():
+        return None
+    ports = [part for part in place.resolve().parts if _DEVICE.fullmatch(part)]
+    # The card itself and its root port; each switch has one port towards the processor and one towards the card.
+    return max(0, -(-(len(ports) - 2) // 2))
 
 
 def memory_mib() -> int:

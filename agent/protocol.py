@@ -79,6 +79,7 @@ class GpuInfo(Message):
     simulated: bool = False
     parent: str | None = None  # uuid of the card that this is a MIG part of; such a card itself has no total_mib
     profile: str | None = None  # of a MIG part: "1g.10gb"
+    pcie_hops: int | None = None  # PCIe switches between the card and the processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class LinkInfo(Message):
     b: str
     kind: Literal["nvlink", "pcie_switch", "pcie_host", "numa", "system"]
     count: int = 1  # NVLink lanes
+    via: str | None = None  # what it is exactly, where more is known: nvswitch, xgmi, pix (one switch), pxb (several)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,7 @@ class Inventory(Message):
     backends: tuple[str, ...] = ()  # what the cards are read with: nvml, level_zero, ascend, amd, simulated
     rdma_ports: tuple[RdmaInfo, ...] = ()
     numa_nodes: int | None = None  # of the host
+    metrics_only: bool = False  # this agent launches nothing: the node is shown, and no job comes to it
 
 
 # --- what a node sees now -------------------------------------------------------------------------------------
@@ -201,6 +204,7 @@ class HostStatus(Message):
     memory_mib: int | None = None  # in use: what a new program could not have
     disk_free_mib: int | None = None
     disk_total_mib: int | None = None
+    power_headroom_pct: int | None = None  # of the power that the cards may draw together, what they don't draw now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

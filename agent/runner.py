@@ -17,11 +17,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 
 from agent.artifacts import ArtifactUploader
 from agent.backends.base import Cards, HardwareEvent
-from agent.cards import HealthDesk, SteadyAdvice, node_facts
+from agent.cards import HealthDesk, SteadyAdvice, node_facts, power_headroom_pct
 from agent.commands import CommandRunner
 from agent.config import Config
 from agent.desk import RankDesk
@@ -269,7 +270,7 @@ class Runner:
             inventory=due,
             gpus=self._hardware.statuses(),
             health=self._health.due(view.health, time.monotonic()),
-            host=self._load.read(),
+            host=replace(self._load.read(), power_headroom_pct=self._headroom()),
             processes=processes,
             observed=self._desk.observed(),
             events=self._store.events(),
@@ -277,6 +278,10 @@ class Runner:
             answer=self._desk.restored_answer(self._ask) if self._ask is not None else None,
         )
         return request, due
+
+    def _headroom(self) -> int | None:
+        view = self._hardware.view
+        return power_headroom_pct(view.gpus, view.status, view.health, feed_w=self._config.power_feed_w)
 
     def _inventory(self) -> Inventory | None:
         view = self._hardware.view

@@ -97,7 +97,9 @@ def picture_read(*, now: float | None = None) -> Picture:
     """Three queries and two Redis round trips, whatever the size."""
     now = time.time() if now is None else now
     node_rows = list(
-        Node.objects.exclude(state=NodeState.RETIRED).order_by("name").values_list("pk", "name", "state", "cordoned", "last_seen_at")
+        Node.objects.exclude(state=NodeState.RETIRED)
+        .order_by("name")
+        .values_list("pk", "name", "state", "cordoned", "last_seen_at", "is_metrics_only")
     )
     gpu_rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in (
@@ -116,7 +118,7 @@ def picture_read(*, now: float | None = None) -> Picture:
     columns: dict[str, list[Any]] = {key: [] for key in "mutwrks"}
     states, silent, uses = [], [], []
     at = 0
-    for node_id, name, state, cordoned, last_seen_at in node_rows:
+    for node_id, name, state, cordoned, last_seen_at, is_metrics_only in node_rows:
         cards = []
         is_ready = state == NodeState.READY
         for _, pk, uuid, index, model, total, gpu_state, held, live, exclusive, simulated in gpu_rows[node_id]:
@@ -129,7 +131,7 @@ def picture_read(*, now: float | None = None) -> Picture:
                 held_mib=held,
                 live_slices=live,
                 is_exclusive=exclusive,
-                node_takes_work=is_ready and not cordoned,
+                node_takes_work=is_ready and not cordoned and not is_metrics_only,
                 status=status,
             )
             uses.append(use)

@@ -33,8 +33,11 @@ GPU_FIELDS = (
     "health_score",
     "pcie_gen",
     "pcie_width",
+    "pcie_hops",
 )
-_nodes_rows = Select(lambda: Node.objects.exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS))
+#: Of machines that may ever be given work.
+_PLACED_ON = Q(is_metrics_only=False) & ~Q(state=NodeState.RETIRED)
+_nodes_rows = Select(lambda: Node.objects.filter(_PLACED_ON).order_by("pk").values_list(*NODE_FIELDS))
 _gpus_rows = Select(lambda: Gpu.objects.order_by("pk").values_list(*GPU_FIELDS))
 _links_rows = Select(lambda: GpuLink.objects.order_by("pk").values_list("a_id", "b_id", "kind", "a__node_id"))
 _hosts_rows = Select(
@@ -53,6 +56,11 @@ HOST_LOCK = 0x686F_7374  # "host"
 def _whole(text: object) -> int | None:
     """A label's number; None if it is none."""
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _share(value: object) -> int | None:
+    """A per cent that an agent told."""
+    return value if isinstance(value, int) and 0 <= value <= 100 else None
 
 
 def _refusal(state: str, cordoned: bool) -> str | None:
@@ -98,19 +106,19 @@ def _hosts_lock(node_ids: Iterable[int]) -> None:
 def nodes_read(*, with_latest: bool = False) -> tuple[core.Node, ...]:
     """The pool's nodes with their cards, by id. ``with_latest`` adds what moves: telemetry, and what the hosts have left."""
     node_rows, gpu_rows = _nodes_rows(), _gpus_rows()
-    latest = telemetry.nodes_statuses(row[0] for row in node_rows) if with_latest else {}
+    told = telemetry.nodes_latest(row[0] for row in node_rows) if with_latest else {}
     links: dict[int, list[core.Link]] = defaultdict(list)
     for a, b, kind, node_id in _links_rows():
         links[node_id].append(core.Link(a=a, b=b, kind=kind))
-    return _nodes(node_rows, gpu_rows, latest=latest, links=links, hosts=hosts_read() if with_latest else {})
+    hosts = hosts_read() if with_latest else {}
+    headroom = {pk: _share((latest.host or {}).get("power_headroom_pct")) for pk, latest in told.items()}
+    return _nodes(node_rows, gpu_rows, latest=telemetry.statuses_of(told), links=links, hosts=hosts, headroom=headroom)
 
 
 def nodes_lock(ids: Iterable[int], *, with_hosts: bool) -> tuple[dict[int, core.Node], dict[int, str]]:
     """These nodes as they are now, with their cards' rows locked in id order (PostgreSQL), and the addresses of those that have
     one. ``with_hosts``: what the hosts have left is read behind the locks. No telemetry, no links."""
-    node_rows = list(
-        Node.objects.filter(pk__in=list(ids)).exclude(state=NodeState.RETIRED).order_by("pk").values_list(*NODE_FIELDS, "address")
-    )
+    node_rows = list(Node.objects.filter(_PLACED_ON, pk__in=list(ids)).order_by("pk").values_list(*NODE_FIELDS, "address"))
     found = [row[0] for row in node_rows]
     gpu_rows = list(Gpu.objects.select_for_update().filter(node_id__in=found).order_by("pk").values_list(*GPU_FIELDS))
     _hosts_lock(set(found) - {row[1] for row in gpu_rows})
@@ -125,10 +133,11 @@ def _nodes(
     latest: Mapping[int, Mapping[str, Mapping[str, Any]]],
     links: Mapping[int, Sequence[core.Link]],
     hosts: Mapping[int, Host],
+    headroom: Mapping[int, int | None] | None = None,
 ) -> tuple[core.Node, ...]:
     cards: dict[int, list[core.Gpu]] = defaultdict(list)
     unseen: Mapping[str, Any] = {}
-    for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width in gpu_rows:
+    for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width, hops in gpu_rows:
         seen = latest.get(node_id, {}).get(uuid, unseen)
         cards[node_id].append(
             core.Gpu(
@@ -149,6 +158,7 @@ def _nodes(
                 health=health,
                 pcie_gen=gen,
                 pcie_width=width,
+                pcie_hops=hops,
             )
         )
     nothing = Host()
@@ -170,6 +180,7 @@ def _nodes(
             driver_version=driver or None,
             network_group=labels.get("network") or None,
             network_mbps=_whole(labels.get("network_mbps")),
+            power_headroom_pct=(headroom or {}).get(pk),
         )
         for pk, name, state, cordoned, cores, memory, labels, cuda, driver in node_rows
     )

@@ -18,12 +18,15 @@ from django.views.decorators.http import require_safe
 from jobs import cells, heat
 from jobs.lifecycle import SliceState
 from jobs.models import Job, Slice
+from nodes import telemetry
 from nodes.event_words import event_kind_text, event_look, link_text
+from nodes.fact_words import health_facts, ports_text
 from nodes.formats import model_name, models_text
 from nodes.health_views import card_health
 from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
+from nodes.topology import topology
 from nodes.trends import foreign_rows
 from nodes.wording import advice_text
 from quotas.models import User
@@ -106,12 +109,15 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     }
     if _is_piece(request):
         return render(request, "nodes/_live.html", context)
+    table = topology(gpus, GpuLink.objects.filter(a__node=node))
     commands = commands_latest(node) if user.is_staff else []
     events = HealthEvent.objects.filter(node=node).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
         "ghosts": foreign_rows(gpus),
         "advice": [advice_text(str(code)) for code in node.advice],
-        "links": _links(GpuLink.objects.filter(a__node=node)),
+        "ports": ports_text(node.rdma_ports),
+        "topology": table,
+        "links": _links(GpuLink.objects.filter(a__node=node)) if table is None else [],
         "events": [_event_row(event) for event in events],
         "commands": commands,
         "pending": any(command.state == AgentCommand.State.QUEUED for command in commands),
@@ -134,6 +140,9 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
     events = HealthEvent.objects.filter(gpu=gpu).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
         "health": card_health(gpu),
+        "parent": Gpu.objects.filter(node=gpu.node, uuid=gpu.parent).first() if gpu.parent else None,
+        "parts": list(Gpu.objects.filter(node=gpu.node, parent=gpu.uuid).order_by("index")),
+        "slow": health_facts(gpu, telemetry.gpus_health([gpu]).get(gpu.pk)),
         "ghosts": foreign_rows([gpu]),
         "recent": [_slice_row(part, user) for part in recent],
         "links": _links(GpuLink.objects.filter(Q(a=gpu) | Q(b=gpu)), seen_from=gpu),
@@ -217,13 +226,13 @@ def _mean_told(values: Iterable[int | None]) -> int | None:
 
 def _links(query: Any, *, seen_from: Gpu | None = None) -> list[dict[str, Any]]:
     """Pairs of cards by nearness, the nearest first; for a card, the others as it sees them."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for a, b, kind in query.order_by("a__index", "b__index").values_list("a__index", "b__index", "kind"):
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for a, b, kind, via in query.order_by("a__index", "b__index").values_list("a__index", "b__index", "kind", "via"):
         other = b if seen_from is not None and a == seen_from.index else a
-        found[kind].append(f"gpu{other}" if seen_from is not None else f"gpu{a}–gpu{b}")
+        found[kind, via].append(f"gpu{other}" if seen_from is not None else f"gpu{a}–gpu{b}")
     order = ("nvlink", "pcie_switch", "pcie_host", "numa", "system")
-    kinds = sorted(found, key=lambda kind: order.index(kind) if kind in order else len(order))
-    return [{"kind": kind, "text": link_text(kind), "pairs": found[kind]} for kind in kinds]
+    kinds = sorted(found, key=lambda way: (order.index(way[0]) if way[0] in order else len(order), way[1]))
+    return [{"kind": kind, "text": link_text(kind, via), "pairs": found[kind, via]} for kind, via in kinds]
 
 
 def _event_row(event: HealthEvent) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from django.db.models import QuerySet
@@ -15,7 +16,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from nodes import services, telemetry
-from nodes.models import AgentCommand, Gpu, Node, NodeState
+from nodes.models import AgentCommand, Gpu, GpuLink, Node, NodeState
 from nodes.pool import pool_gpus, totals_of
 from nodes.serializers import (
     CommandRequest,
@@ -38,9 +39,12 @@ def _gpus_of(nodes: list[Node]) -> list[Gpu]:
 
 
 def nodes_json(nodes: list[Node]) -> list[dict[str, Any]]:
-    """Nodes loaded with ``prefetch_related("gpus")``. One round trip to Redis, no query."""
+    """Nodes loaded with ``prefetch_related("gpus")``. One query, two round trips to Redis."""
     latest, health = telemetry.gpus_latest(_gpus_of(nodes)), telemetry.gpus_health(_gpus_of(nodes))
-    return [node_json(node, list(node.gpus.all()), latest, health) for node in nodes]
+    links: dict[int, list[GpuLink]] = defaultdict(list)
+    for link in GpuLink.objects.filter(a__node__in=nodes).select_related("a", "b").order_by("a__index", "b__index", "pk"):
+        links[link.a.node_id].append(link)
+    return [node_json(node, list(node.gpus.all()), latest, health, links[node.pk]) for node in nodes]
 
 
 def node_find(name: str) -> Node:

@@ -45,6 +45,12 @@ LINKS = {
     "numa": gettext_lazy("one CPU socket"),
     "system": gettext_lazy("across CPU sockets"),
 }
+#: Where more than the kind is known.
+LINKS_VIA = {
+    "nvswitch": gettext_lazy("NVLink through an NVSwitch"),
+    "xgmi": gettext_lazy("XGMI (Infinity Fabric)"),
+    "pxb": gettext_lazy("several PCIe switches"),
+}
 
 
 def event_kind_text(kind: str, data: Mapping[str, Any]) -> str:
@@ -68,8 +74,8 @@ def event_look(kind: str) -> tuple[str, str]:
     return LOOKS.get(kind, ("warn", "warn"))
 
 
-def link_text(kind: str) -> str:
-    text = LINKS.get(kind)
+def link_text(kind: str, via: str = "") -> str:
+    text = LINKS_VIA.get(via) or LINKS.get(kind)
     return str(text) if text is not None else kind
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from agent.protocol import GpuInfo, Inventory
+from agent.protocol import GpuInfo, Inventory, RdmaInfo
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.text import NAME, text_clean
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 #: Sizes that makers print on the box, in GiB (D1).
 BOX_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)
 NOT_SEEN = "not_seen"
+#: More ports of RDMA than this are no machine.
+PORTS_MAX = 64
 #: Advice that keeps new work from a node while it lasts: programs that start now would fail, those that run go on. It is
 #: also the reason of that cordon, put into words at the edge (nodes/wording.py).
 CORDONING = "driver_mismatch"
@@ -67,6 +69,10 @@ def _facts_apply(node: Node, inventory: Inventory) -> None:
         "cpu_cores": _positive(inventory.cpu_cores),
         "memory_mib": _positive(inventory.memory_mib),
         "has_rdma": inventory.rdma,
+        "rdma_ports": [_port(port) for port in inventory.rdma_ports[:PORTS_MAX]],
+        "numa_nodes": _positive(inventory.numa_nodes, 32767),
+        "backends": [_text(name, 20) for name in inventory.backends[:10]],
+        "is_metrics_only": inventory.metrics_only,
         "is_simulated": inventory.simulated,
         "advice": [_text(code, 60) for code in inventory.advice[:50]],
     }
@@ -156,6 +162,9 @@ def _gpu_facts(info: GpuInfo) -> dict[str, Any]:
         "pci_bus_id": _text(info.pci_bus_id, 32),
         "pcie_gen": _positive(info.pcie_gen, 32767),
         "pcie_width": _positive(info.pcie_width, 32767),
+        "pcie_hops": info.pcie_hops if info.pcie_hops is not None and 0 <= info.pcie_hops <= 32767 else None,
+        "parent": info.parent if info.parent is not None and NAME.fullmatch(info.parent) and len(info.parent) <= 80 else "",
+        "profile": _text(info.profile, 32),
         "numa": info.numa if info.numa is not None and -1 <= info.numa < 2**31 else None,
         "is_unified": info.unified,
         "is_simulated": info.simulated,
@@ -189,23 +198,32 @@ def _state_before(reason: str) -> str:
 
 
 def _links_apply(node: Node, inventory: Inventory, cards: dict[str, Gpu]) -> None:
-    wanted: dict[tuple[int, int], tuple[str, int]] = {}
+    wanted: dict[tuple[int, int], tuple[str, int, str]] = {}
     for link in inventory.links:
         if link.a in cards and link.b in cards and link.a != link.b:
             low, high = sorted((cards[link.a].pk, cards[link.b].pk))
-            wanted[low, high] = (link.kind, max(1, min(link.count, 32767)))
+            wanted[low, high] = (link.kind, max(1, min(link.count, 32767)), _text(link.via, 12))
     existing = {(row.a_id, row.b_id): row for row in GpuLink.objects.filter(a__node=node)}
-    gone = [row.pk for pair, row in existing.items() if wanted.get(pair) != (row.kind, row.count)]
+    gone = [row.pk for pair, row in existing.items() if wanted.get(pair) != (row.kind, row.count, row.via)]
     if gone:
         GpuLink.objects.filter(pk__in=gone).delete()
     GpuLink.objects.bulk_create(
         (
-            GpuLink(a_id=low, b_id=high, kind=kind, count=count)
-            for (low, high), (kind, count) in wanted.items()
+            GpuLink(a_id=low, b_id=high, kind=kind, count=count, via=via)
+            for (low, high), (kind, count, via) in wanted.items()
             if (row := existing.get((low, high))) is None or row.pk in gone
         ),
         ignore_conflicts=True,
     )
+
+
+def _port(port: RdmaInfo) -> dict[str, Any]:
+    return {
+        "name": _text(port.name, 40),
+        "state": _text(port.state, 20),
+        "rate_gbps": _positive(port.rate_gbps),
+        "layer": _text(port.layer, 20),
+    }
 
 
 def _positive(value: int | None, most: int = 2**31 - 1) -> int | None:

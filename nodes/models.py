@@ -72,6 +72,10 @@ class Node(models.Model):
     cpu_cores = models.PositiveIntegerField(_("CPU cores"), null=True, blank=True)
     memory_mib = models.PositiveIntegerField(_("memory, MiB"), null=True, blank=True)
     has_rdma = models.BooleanField(_("RDMA"), default=False)
+    rdma_ports = models.JSONField(_("RDMA ports"), default=list, blank=True)  # [{"name", "state", "rate_gbps", "layer"}]
+    numa_nodes = models.PositiveSmallIntegerField(_("NUMA nodes"), null=True, blank=True)
+    backends = models.JSONField(_("cards are read with"), default=list, blank=True)  # nvml | level_zero | ascend | amd | simulated
+    is_metrics_only = models.BooleanField(_("metrics only"), default=False, help_text=_("Its agent launches nothing: no job comes here."))
     is_simulated = models.BooleanField(_("simulated"), default=False)
     advice = models.JSONField(_("advice"), default=list, blank=True)
     labels = models.JSONField(_("labels"), default=dict, blank=True)
@@ -93,7 +97,7 @@ class Node(models.Model):
 
     @property
     def takes_work(self) -> bool:
-        return self.state == NodeState.READY and not self.cordoned
+        return self.state == NodeState.READY and not self.cordoned and not self.is_metrics_only
 
 
 class EnrolToken(models.Model):
@@ -144,7 +148,10 @@ class Gpu(models.Model):
     pci_bus_id = models.CharField(_("PCI bus id"), max_length=32, blank=True)
     pcie_gen = models.PositiveSmallIntegerField(_("PCIe generation"), null=True, blank=True)
     pcie_width = models.PositiveSmallIntegerField(_("PCIe lanes"), null=True, blank=True)
+    pcie_hops = models.PositiveSmallIntegerField(_("PCIe switches on the way"), null=True, blank=True)
     numa = models.IntegerField(_("NUMA node"), null=True, blank=True)
+    parent = models.CharField(_("MIG part of"), max_length=80, blank=True)  # the UUID of a card of the same node
+    profile = models.CharField(_("MIG profile"), max_length=32, blank=True)
     is_unified = models.BooleanField(_("unified memory"), default=False)
     is_simulated = models.BooleanField(_("simulated"), default=False)
     state = models.CharField(_("state"), max_length=12, choices=GpuState.choices, default=GpuState.HEALTHY)
@@ -178,6 +185,7 @@ class GpuLink(models.Model):
     b = models.ForeignKey(Gpu, on_delete=models.CASCADE, related_name="+")
     kind = models.CharField(_("kind"), max_length=12)  # nvlink | pcie_switch | pcie_host | numa | system
     count = models.PositiveSmallIntegerField(_("lanes"), default=1)
+    via = models.CharField(_("exactly"), max_length=12, blank=True)  # nvswitch | xgmi | pix | pxb
 
     class Meta:
         verbose_name = _("GPU link")

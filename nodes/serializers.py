@@ -10,8 +10,9 @@ from typing import Any
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 
-from nodes.models import AgentCommand, Gpu, GpuState, Node, NodeState
+from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.pool import gpu_use
+from nodes.topology import links_json
 from nodes.wording import advice_text, cordon_text
 
 
@@ -53,6 +54,12 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None, health: Mapping[str, An
         "simulated": gpu.is_simulated,
         "compute_capability": gpu.compute_capability,
         "pci_bus_id": gpu.pci_bus_id,
+        "pcie_gen": gpu.pcie_gen,
+        "pcie_width": gpu.pcie_width,
+        "pcie_hops": gpu.pcie_hops,
+        "numa": gpu.numa,
+        "parent": gpu.parent or None,
+        "profile": gpu.profile or None,
         "used_mib": known.get("used_mib"),
         "util_pct": util,
         "mem_util_pct": known.get("mem_util_pct"),
@@ -70,9 +77,16 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None, health: Mapping[str, An
 
 
 def node_json(
-    node: Node, gpus: Sequence[Gpu], latest: Mapping[int, Mapping[str, Any]], health: Mapping[int, Mapping[str, Any]] | None = None
+    node: Node,
+    gpus: Sequence[Gpu],
+    latest: Mapping[int, Mapping[str, Any]],
+    health: Mapping[int, Mapping[str, Any]] | None = None,
+    links: Sequence[GpuLink] = (),
 ) -> dict[str, Any]:
-    """``latest`` and ``health``: card id → status, → slow facts. load_pct is the mean GPU utilisation of the cards that tell it."""
+    """``latest`` and ``health``: card id → status, → slow facts; ``links`` with both cards loaded.
+
+    load_pct is the mean GPU utilisation of the cards that tell it.
+    """
     told = [status["util_pct"] for gpu in gpus if (status := latest.get(gpu.pk)) and status.get("util_pct") is not None]
     return {
         "name": node.name,
@@ -90,11 +104,16 @@ def node_json(
         "cuda_version": node.cuda_version,
         "cpu_cores": node.cpu_cores,
         "memory_mib": node.memory_mib,
+        "numa_nodes": node.numa_nodes,
+        "rdma": node.has_rdma,
+        "rdma_ports": node.rdma_ports,
+        "metrics_only": node.is_metrics_only,
         "labels": dict(sorted(node.labels.items())),
         "last_seen_at": _iso(node.last_seen_at),
         "advice": [{"code": str(code), "text": advice_text(str(code))} for code in node.advice],
         "load_pct": round(sum(told) / len(told)) if told else None,
         "gpus": [gpu_json(gpu, latest.get(gpu.pk), (health or {}).get(gpu.pk)) for gpu in gpus],
+        "links": links_json(links),
     }
 
 
@@ -174,6 +193,23 @@ class AdviceSchema(serializers.Serializer[Any]):
     text = serializers.CharField()
 
 
+class RdmaPortSchema(serializers.Serializer[Any]):
+    name = serializers.CharField(help_text="mlx5_0:1 = device:port")
+    state = serializers.CharField()
+    rate_gbps = serializers.IntegerField(allow_null=True)
+    layer = serializers.CharField()
+
+
+class LinkSchema(serializers.Serializer[Any]):
+    """How two cards reach each other; a and b are indexes."""
+
+    a = serializers.IntegerField()
+    b = serializers.IntegerField()
+    kind = serializers.CharField(help_text="From near to far: nvlink, pcie_switch, pcie_host, numa, system.")
+    lanes = serializers.IntegerField()
+    via = serializers.CharField(allow_null=True, help_text="More exactly: nvswitch, xgmi, pix, pxb.")
+
+
 class GpuSchema(serializers.Serializer[Any]):
     uuid = serializers.CharField()
     short = serializers.CharField()
@@ -194,6 +230,12 @@ class GpuSchema(serializers.Serializer[Any]):
     simulated = serializers.BooleanField()
     compute_capability = serializers.CharField()
     pci_bus_id = serializers.CharField()
+    pcie_gen = serializers.IntegerField(allow_null=True, help_text="The most that card and slot can do; pcie_width likewise.")
+    pcie_width = serializers.IntegerField(allow_null=True)
+    pcie_hops = serializers.IntegerField(allow_null=True, help_text="PCIe switches between card and processor.")
+    numa = serializers.IntegerField(allow_null=True)
+    parent = serializers.CharField(allow_null=True, help_text="The card that this is a MIG part of.")
+    profile = serializers.CharField(allow_null=True, help_text="Of a MIG part: 1g.10gb.")
     used_mib = serializers.IntegerField(allow_null=True)
     util_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which a kernel ran.")
     mem_util_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which memory was read or written.")
@@ -228,11 +270,16 @@ class NodeSchema(serializers.Serializer[Any]):
     cuda_version = serializers.CharField()
     cpu_cores = serializers.IntegerField(allow_null=True)
     memory_mib = serializers.IntegerField(allow_null=True)
+    numa_nodes = serializers.IntegerField(allow_null=True)
+    rdma = serializers.BooleanField()
+    rdma_ports = RdmaPortSchema(many=True)
+    metrics_only = serializers.BooleanField(help_text="Its agent launches nothing: no job comes to it.")
     labels = serializers.DictField(child=serializers.CharField())
     last_seen_at = serializers.DateTimeField(allow_null=True)
     advice = AdviceSchema(many=True)
     load_pct = serializers.IntegerField(allow_null=True)
     gpus = GpuSchema(many=True)
+    links = LinkSchema(many=True)
 
 
 class EnrollTokenSchema(serializers.Serializer[Any]):

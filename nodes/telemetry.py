@@ -207,12 +207,17 @@ def nodes_statuses(node_ids: Iterable[int], *, now: float | None = None) -> dict
     A status has all fields of ``GpuStatus`` but the UUID (None = the hardware does not tell), plus ``sampled_at``
     (Unix time) and ``stale`` (older than 15 s).
     """
+    return statuses_of(nodes_latest(node_ids), now=now)
+
+
+def statuses_of(latest: Mapping[int, Latest], *, now: float | None = None) -> dict[int, dict[str, dict[str, Any]]]:
+    """The same from what was read already."""
     now = time.time() if now is None else now
     unsaid = {**dict.fromkeys(_STATUS_FIELDS), "foreign_mib": 0, "throttle": []}  # what a status leaves out
     found: dict[int, dict[str, dict[str, Any]]] = {}
-    for pk, latest in nodes_latest(node_ids).items():
-        extra = {"sampled_at": latest.at, "stale": now - latest.at >= STALE_AFTER_S}
-        found[pk] = {uuid: {**unsaid, **status, **extra} for uuid, status in latest.gpus.items()}
+    for pk, told in latest.items():
+        extra = {"sampled_at": told.at, "stale": now - told.at >= STALE_AFTER_S}
+        found[pk] = {uuid: {**unsaid, **status, **extra} for uuid, status in told.gpus.items()}
     return found
 
 

@@ -134,7 +134,7 @@ class AmdBackend:
                 kind = self._field("amdsmi_topo_get_link_type", "type", a.handle, b.handle)
                 kind = getattr(kind, "value", kind)
                 if kind == xgmi:
-                    found.append(LinkInfo(a=a.info.uuid, b=b.info.uuid, kind="nvlink"))
+                    found.append(LinkInfo(a=a.info.uuid, b=b.info.uuid, kind="nvlink", via="xgmi"))
                 elif kind is not None and None not in (a.info.numa, b.info.numa):
                     found.append(LinkInfo(a=a.info.uuid, b=b.info.uuid, kind="numa" if a.info.numa == b.info.numa else "system"))
         return found

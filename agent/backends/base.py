@@ -155,7 +155,13 @@ HEALTH_LIMITS: dict[str, tuple[int, int]] = {
     "energy_j": (0, 2**48),
 }
 #: Of GpuInfo.
-INFO_LIMITS: dict[str, tuple[int, int]] = {"total_mib": (1, 2**24), "pcie_gen": (1, 10), "pcie_width": (1, 32), "numa": (0, 4095)}
+INFO_LIMITS: dict[str, tuple[int, int]] = {
+    "total_mib": (1, 2**24),
+    "pcie_gen": (1, 10),
+    "pcie_width": (1, 32),
+    "numa": (0, 4095),
+    "pcie_hops": (0, 16),
+}
 
 
 class Sanity:

@@ -23,33 +23,35 @@ def links_find(nvml: Nvml, places: Sequence[Place]) -> list[LinkInfo]:
     """One link a pair whose way is told: NVLink, else the nearest common point on the bus (PIX and PXB: a switch, PHB,
     NODE, SYS)."""
     raw = nvml.raw
-    kinds: dict[int, Kind] = {
-        raw.NVML_TOPOLOGY_INTERNAL: "pcie_switch",
-        raw.NVML_TOPOLOGY_SINGLE: "pcie_switch",
-        raw.NVML_TOPOLOGY_MULTIPLE: "pcie_switch",
-        raw.NVML_TOPOLOGY_HOSTBRIDGE: "pcie_host",
-        raw.NVML_TOPOLOGY_NODE: "numa",
-        raw.NVML_TOPOLOGY_SYSTEM: "system",
+    kinds: dict[int, tuple[Kind, str | None]] = {
+        raw.NVML_TOPOLOGY_INTERNAL: ("pcie_switch", None),  # two chips on one board
+        raw.NVML_TOPOLOGY_SINGLE: ("pcie_switch", "pix"),
+        raw.NVML_TOPOLOGY_MULTIPLE: ("pcie_switch", "pxb"),
+        raw.NVML_TOPOLOGY_HOSTBRIDGE: ("pcie_host", None),
+        raw.NVML_TOPOLOGY_NODE: ("numa", None),
+        raw.NVML_TOPOLOGY_SYSTEM: ("system", None),
     }
-    lanes = _nvlinks(nvml, places)
+    lanes, switched = _nvlinks(nvml, places)
     links: list[LinkInfo] = []
     for i, a in enumerate(places):
         for b in places[i + 1 :]:
             if lanes.get((a.uuid, b.uuid)):
-                links.append(LinkInfo(a=a.uuid, b=b.uuid, kind="nvlink", count=lanes[a.uuid, b.uuid]))
+                via = "nvswitch" if (a.uuid, b.uuid) in switched else None
+                links.append(LinkInfo(a=a.uuid, b=b.uuid, kind="nvlink", count=lanes[a.uuid, b.uuid], via=via))
                 continue
-            kind = kinds.get(nvml.ask_any("nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle))
-            if kind is not None:
-                links.append(LinkInfo(a=a.uuid, b=b.uuid, kind=kind))
+            found = kinds.get(nvml.ask_any("nvmlDeviceGetTopologyCommonAncestor", a.handle, b.handle))
+            if found is not None:
+                links.append(LinkInfo(a=a.uuid, b=b.uuid, kind=found[0], via=found[1]))
     return links
 
 
-def _nvlinks(nvml: Nvml, places: Sequence[Place]) -> dict[tuple[str, str], int]:
-    """(uuid, uuid) in index order → active NVLink lanes that end at each other, or meet in an NVSwitch."""
+def _nvlinks(nvml: Nvml, places: Sequence[Place]) -> tuple[dict[tuple[str, str], int], set[tuple[str, str]]]:
+    """(uuid, uuid) in index order → active NVLink lanes that end at each other or meet in an NVSwitch; and those that do the latter."""
     by_slot = {slot: p.uuid for p in places if (slot := bus_slot(p.pci_bus_id)) is not None}
     order = [p.uuid for p in places]
     lanes: dict[tuple[str, str], int] = {}
     switched: dict[str, int] = {}
+    meet: set[tuple[str, str]] = set()
     for place in places:
         for link in range(NVLINKS_MAX):
             if not nvml.ask_any("nvmlDeviceGetNvLinkState", place.handle, link):
@@ -67,7 +69,8 @@ def _nvlinks(nvml: Nvml, places: Sequence[Place]) -> dict[tuple[str, str], int]:
         for b in order[i + 1 :]:
             if a in switched and b in switched:
                 lanes[a, b] = min(switched[a], switched[b])
-    return lanes
+                meet.add((a, b))
+    return lanes, meet
 
 
 def text(value: Any) -> str:

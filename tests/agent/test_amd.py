@@ -58,7 +58,7 @@ def test_cards_joined_by_xgmi_are_near_and_others_by_their_socket() -> None:
     smi.links = {(0, 1): {"hops": 1, "type": 2}, (0, 2): {"hops": 3, "type": 1}}
     backend = opened(smi)
     a, b, c = (g.uuid for g in backend.inventory().gpus)
-    assert backend.inventory().links == (LinkInfo(a=a, b=b, kind="nvlink"), LinkInfo(a=a, b=c, kind="system"))
+    assert backend.inventory().links == (LinkInfo(a=a, b=b, kind="nvlink", via="xgmi"), LinkInfo(a=a, b=c, kind="system"))
 
 
 @pytest.mark.parametrize("call", sorted(set(card(0)) - {"amdsmi_get_gpu_device_uuid"}))

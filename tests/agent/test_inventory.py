@@ -12,11 +12,11 @@ import pytest
 from agent import host
 from agent.advice import card_findings, cards_advice
 from agent.backends.base import Cards
-from agent.cards import CardView, HealthDesk, SteadyAdvice, node_facts
+from agent.cards import CardView, HealthDesk, SteadyAdvice, node_facts, power_headroom_pct
 from agent.hardware import _cards_load
 from agent.jobenv import environment
 from agent.probe import Sample, cards_to
-from agent.protocol import GpuGrant, GpuHealth, GpuInfo, RankSpec, RdmaInfo
+from agent.protocol import GpuGrant, GpuHealth, GpuInfo, GpuStatus, LinkInfo, RankSpec, RdmaInfo
 
 CARD = GpuInfo(uuid="GPU-1", index=0, model="RTX 4090", vendor="nvidia", total_mib=24564, pcie_gen=4, pcie_width=16)
 WELL = GpuHealth(
@@ -126,6 +126,13 @@ def test_the_inventory_holds_cards_layer_and_host() -> None:
     assert found.memory_mib > 100
 
 
+def test_cards_that_do_not_tell_how_they_are_joined_are_advice() -> None:
+    two = (CARD, replace(CARD, uuid="GPU-2", index=1))
+    assert "topology_unknown" in facts(cards=Cards(gpus=two)).advice
+    assert "topology_unknown" not in facts(cards=Cards(gpus=two, links=(LinkInfo(a="GPU-1", b="GPU-2", kind="system"),))).advice
+    assert "topology_unknown" not in facts(cards=Cards(gpus=(CARD,))).advice
+
+
 def test_what_was_advised_before_a_restart_is_not_advised_after_it() -> None:
     """The cards of the last run stand in while the driver does not answer; its mismatch may be long over."""
     kept = json.dumps(cards_to(Cards(gpus=(CARD,), backends=("nvml",), advice=("driver_mismatch",))))
@@ -229,3 +236,45 @@ def test_each_vendor_has_its_own_variable_and_its_own_counting() -> None:
     assert seen("GPU-r", gpus=gpus)["HIP_VISIBLE_DEVICES"] == "0"
     assert seen("GPU-i", gpus=gpus)["ZE_AFFINITY_MASK"] == "0"
     assert "ASCEND_RT_VISIBLE_DEVICES" not in seen("GPU-n", gpus=gpus)
+
+
+# --- the way to the processor, and power --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "hops"),
+    [
+        ("pci0000:00/0000:3b:00.0", 0),
+        ("pci0000:3a/0000:3a:00.0/0000:3b:00.0", 0),  # behind a port of the processor
+        ("pci0000:3a/0000:3a:00.0/0000:39:00.0/0000:39:04.0/0000:3b:00.0", 1),
+        ("pci0000:3a/0000:3a:00.0/0000:37:00.0/0000:37:08.0/0000:39:00.0/0000:39:04.0/0000:3b:00.0", 2),
+        ("pci10000:00/10000:e0:06.0/0000:3b:00.0", 0),  # a domain of its own behind the processor's storage controller
+    ],
+)
+def test_switches_between_a_card_and_the_processor_are_counted(tmp_path: Path, way: str, hops: int) -> None:
+    device = tmp_path / "sys/devices" / way
+    device.mkdir(parents=True)
+    names = tmp_path / "sys/bus/pci/devices"
+    names.mkdir(parents=True)
+    (names / "0000:3b:00.0").symlink_to(device)
+    assert host.pcie_hops("00000000:3B:00.0", str(tmp_path)) == hops
+    assert host.pcie_hops("00000000:3C:00.0", str(tmp_path)) is None
+    assert host.pcie_hops(None, str(tmp_path)) is None
+
+
+def test_power_that_is_left_is_a_share_of_what_the_cards_may_draw() -> None:
+    cards = (CARD, replace(CARD, uuid="GPU-2", index=1), replace(CARD, uuid="MIG-1", index=2, parent="GPU-2"))
+    limits = {uuid: replace(WELL, uuid=uuid, power_limit_w=450) for uuid in ("GPU-1", "GPU-2")}
+
+    def left(*watts: int | None, health: dict[str, GpuHealth] = limits, feed_w: int | None = None) -> int | None:
+        status = {f"GPU-{i}": GpuStatus(uuid=f"GPU-{i}", power_w=watt) for i, watt in enumerate(watts, 1)}
+        return power_headroom_pct(cards, status, health, feed_w=feed_w)
+
+    assert left(300, 150) == 50  # 450 of 900 W
+    assert left(300, 150, feed_w=600) == 25
+    assert left(400, 400, feed_w=600) == 0
+    assert left(300, None) is None  # who knows
+    assert left(300) is None
+    assert left(300, 150, health={}) is None
+    assert left(300, 150, health={}, feed_w=1000) == 55
+    assert power_headroom_pct((), {}, {}) is None

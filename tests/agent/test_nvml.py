@@ -191,13 +191,21 @@ def test_a_system_that_lists_no_processes_says_none(machine: Machine, backend: N
 
 
 @pytest.mark.parametrize(
-    ("level", "kind"), [(0, "pcie_switch"), (10, "pcie_switch"), (20, "pcie_switch"), (30, "pcie_host"), (40, "numa"), (50, "system")]
+    ("level", "kind", "via"),
+    [
+        (0, "pcie_switch", None),
+        (10, "pcie_switch", "pix"),
+        (20, "pcie_switch", "pxb"),
+        (30, "pcie_host", None),
+        (40, "numa", None),
+        (50, "system", None),
+    ],
 )
-def test_the_way_between_two_cards(machine: Machine, backend: NvmlBackend, level: int, kind: Any) -> None:
+def test_the_way_between_two_cards(machine: Machine, backend: NvmlBackend, level: int, kind: Any, via: str | None) -> None:
     a, b = machine.card(), machine.card()
     machine.say(f"topo 0 1 {level}")
     backend.initialize()
-    assert backend.inventory().links == (LinkInfo(a=a, b=b, kind=kind),)
+    assert backend.inventory().links == (LinkInfo(a=a, b=b, kind=kind, via=via),)
 
 
 def test_nvlinks_are_counted_and_come_before_the_bus(machine: Machine, backend: NvmlBackend) -> None:
@@ -216,7 +224,7 @@ def test_cards_behind_an_nvswitch_reach_each_other_by_nvlink(machine: Machine, b
     a, b = machine.card(), machine.card()
     machine.say(*(f"nvlink {gpu} {i} 0000:c0:00" for gpu in (0, 1) for i in range(6)))
     backend.initialize()
-    assert backend.inventory().links == (LinkInfo(a=a, b=b, kind="nvlink", count=6),)
+    assert backend.inventory().links == (LinkInfo(a=a, b=b, kind="nvlink", count=6, via="nvswitch"),)
 
 
 def test_topology_that_is_not_told_is_left_out(machine: Machine, backend: NvmlBackend) -> None:

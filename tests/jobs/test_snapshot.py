@@ -9,9 +9,12 @@ import pytest
 from jobs import snapshot
 from jobs.apply import plan_apply
 from jobs.invariants import hosts_are_not_oversold
+from jobs.machines import nodes_lock
 from jobs.models import Job
 from jobs.scheduler import plan
 from jobs.scheduler import types as core
+from nodes import telemetry
+from nodes.models import Node
 from tests.jobs.lab import Lab, state
 
 pytestmark = pytest.mark.django_db
@@ -126,3 +129,26 @@ def test_a_plan_that_has_grown_old_starts_no_more_ranks_without_a_card_than_a_no
     view = snapshot.build(lab.now)
     plans = [plan(replace(view, jobs=[job]), snapshot.policy_current()) for job in view.jobs]
     assert sum(len(plan_apply(decided, now=lab.now)) for decided in plans) == 4  # one a core, at least 4
+
+
+def test_what_an_agent_knows_of_power_and_of_the_way_to_the_processor_reaches_the_core(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = lab.node("n1", 24564)
+    node.gpus.update(pcie_hops=2)
+    told = {node.pk: telemetry.Latest(at=lab.now.timestamp(), gpus={}, host={"power_headroom_pct": 37})}
+    monkeypatch.setattr(telemetry, "nodes_latest", lambda ids: told)
+    (seen,) = snapshot.build(lab.now).nodes
+    assert (seen.power_headroom_pct, seen.gpus[0].pcie_hops) == (37, 2)
+    told[node.pk] = telemetry.Latest(at=lab.now.timestamp(), gpus={}, host={"power_headroom_pct": "lots"})
+    assert snapshot.build(lab.now).nodes[0].power_headroom_pct is None
+
+
+def test_a_node_that_only_reports_is_no_place_for_a_job(lab: Lab) -> None:
+    """Neither now nor ever: a job that fits nowhere else is told so at once."""
+    node = lab.node("n1", 24564)
+    Node.objects.filter(pk=node.pk).update(is_metrics_only=True)
+    job = lab.submit(gpu_mem_mib=4096)
+    assert lab.schedule().started == []
+    assert snapshot.nodes_all() == ()
+    assert nodes_lock([node.pk], with_hosts=False)[0] == {}
+    Node.objects.filter(pk=node.pk).update(is_metrics_only=False)
+    assert lab.schedule().started == [job.pk]

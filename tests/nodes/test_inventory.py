@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from agent.protocol import Inventory, LinkInfo
+from agent.protocol import Inventory, LinkInfo, RdmaInfo
 from jobs.scheduler import need
 from nodes.inventory import inventory_apply, nominal_mib
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
@@ -178,6 +178,28 @@ class TestInventory:
         strangers = LinkInfo(a="GPU-a", b="GPU-elsewhere", kind="nvlink")
         self.apply(node, inventory("GPU-a", "GPU-b", "GPU-c", links=(changed, strangers)))
         assert list(GpuLink.objects.values_list("a__uuid", "b__uuid", "kind", "count")) == [("GPU-a", "GPU-b", "nvlink", 2)]
+
+    def test_the_host_the_ways_and_the_parts_of_cards_are_kept(self):
+        node = node_make()
+        ports = (RdmaInfo(name="mlx5_0:1", state="ACTIVE", rate_gbps=200, layer="InfiniBand"), RdmaInfo(name="mlx5_1:1"))
+        whole = gpu_info("GPU-a", mib=None, pcie_hops=1, numa=0)
+        part = gpu_info("MIG-a", 1, mib=9_984, parent="GPU-a", profile="1g.10gb")
+        xgmi = LinkInfo(a="GPU-a", b="MIG-a", kind="nvlink", via="xgmi")
+        what = inventory(gpus=(whole, part), rdma=True, rdma_ports=ports, numa_nodes=2, backends=("nvml",), links=(xgmi,))
+        self.apply(node, what)
+        assert node.rdma_ports == [
+            {"name": "mlx5_0:1", "state": "ACTIVE", "rate_gbps": 200, "layer": "InfiniBand"},
+            {"name": "mlx5_1:1", "state": "", "rate_gbps": None, "layer": ""},
+        ]
+        assert (node.numa_nodes, node.backends, node.is_metrics_only) == (2, ["nvml"], False)
+        assert list(node.gpus.values_list("uuid", "parent", "profile", "pcie_hops")) == [
+            ("GPU-a", "", "", 1),
+            ("MIG-a", "GPU-a", "1g.10gb", None),
+        ]
+        assert GpuLink.objects.get().via == "xgmi"
+        with CaptureQueriesContext(connection) as queries:
+            inventory_apply(node=node, inventory=what, now=LATER)
+        assert {query["sql"].split()[0] for query in queries} == {"SELECT"}
 
     def test_a_cards_text_is_cut_to_what_the_row_holds(self):
         node = node_make()
