@@ -28,7 +28,7 @@ from jobs.parameters import bad_parameter, job_find, whole_parameter
 from jobs.schemas import ArtifactSchema, LogSchema
 from jobs.selectors import attempt_latest, rank_find
 from jobs.serializers import artifact_json
-from jobs.streams import in_threads
+from quotas.streams import in_threads
 
 LOG_LIMIT = 262_144
 LOG_LIMIT_MAX = 1_048_576

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
-from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone, translation
 
-
-async def in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Under ASGI a plain iterator would be read into memory as a whole before its first byte is sent."""
-    take = sync_to_async(lambda: next(chunks, b""), thread_sensitive=False)
-    while data := await take():
-        yield data
+from quotas.streams import in_threads
 
 
 def lines_stream(request: HttpRequest, lines: Iterator[bytes]) -> StreamingHttpResponse:

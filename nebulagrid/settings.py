@@ -157,6 +157,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "allauth.account.middleware.AccountMiddleware",
+    "quotas.audit.request_known",
     "nebulagrid.middleware.user_language",
     "nebulagrid.middleware.user_zone",
 ]

@@ -36,6 +36,7 @@ urlpatterns = [
     path("cells/", overview.pool_cells, name="pool-cells"),
     path("cells/heat/", overview.pool_heat, name="pool-heat"),
     path("jobs/", include("jobs.page_urls")),
+    path("audit/", include("quotas.audit_urls")),
     path("incidents/", include("nodes.incident_urls")),
     path("nodes/", include("jobs.pool_urls")),
     path("nodes/", include("nodes.page_urls")),

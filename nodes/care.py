@@ -26,6 +26,7 @@ from nodes.health import Card, Verdict, judge_test
 from nodes.health_models import CardCare, Incident
 from nodes.incidents import incident_add, incident_of, incident_open
 from nodes.models import AgentCommand, Gpu, GpuState, Node, NodeState
+from quotas.audit import audit
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +244,10 @@ def _by_hand(gpu: Gpu, reason: str) -> tuple[Gpu, str]:
     return gpu, reason
 
 
+def _audit(by: AbstractBaseUser | None, action: str, gpu: Gpu, reason: str, now: datetime, **more: Any) -> None:
+    audit(by, action, f"card {gpu.node.name}:{gpu.index}", {"uuid": gpu.uuid, "reason": reason, **more}, now=now)
+
+
 def _refuse_busy(gpu: Gpu) -> None:
     if gpu.live_slices:
         raise NodeRefused("card_busy", 409, {"node": gpu.node.name, "index": gpu.index, "slices": gpu.live_slices, "mib": gpu.held_mib})
@@ -273,6 +278,7 @@ def card_isolate(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: dat
     if gpu.state != GpuState.ISOLATED and card_move(gpu, GpuState.ISOLATED, reason=reason, now=now):
         CardCare.objects.filter(gpu=gpu).update(wants="")
         _told_by(gpu, "isolated", reason, by, now)
+        _audit(by, "card.isolated", gpu, reason, now)
     return gpu
 
 
@@ -285,6 +291,7 @@ def card_maintain(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: da
     if gpu.state != GpuState.MAINTENANCE and card_move(gpu, GpuState.MAINTENANCE, reason=reason, now=now, when=Q(live_slices=0)):
         CardCare.objects.filter(gpu=gpu).update(wants="")
         _told_by(gpu, "maintenance", reason, by, now)
+        _audit(by, "card.maintained", gpu, reason, now)
     return gpu
 
 
@@ -293,6 +300,7 @@ def card_test(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: dateti
     """A self-test as soon as the card allows it. Raises NodeRefused."""
     now = now or timezone.now()
     gpu, reason = _by_hand(gpu, reason)
+    _audit(by, "card.tested", gpu, reason, now)
     return _wish_by_hand(gpu, "test", code="test_wanted", reason=reason, by=by, now=now)
 
 
@@ -302,6 +310,7 @@ def card_reset(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, now: datet
     now = now or timezone.now()
     gpu, reason = _by_hand(gpu, reason)
     _refuse_busy(gpu)
+    _audit(by, "card.reset", gpu, reason, now)
     return _wish_by_hand(gpu, "reset", code="reset_wanted", reason=reason, by=by, now=now)
 
 
@@ -314,6 +323,7 @@ def card_return(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, is_checke
     if gpu.state == GpuState.HEALTHY:
         return gpu
     if is_checked:
+        _audit(by, "card.returned", gpu, reason, now, checked=True)
         CardCare.objects.filter(gpu=gpu).update(wants="", needs_human=False)
         card_move(gpu, GpuState.HEALTHY, reason="", now=now)
         _told_by(gpu, "returned", reason, by, now, opens=False)
@@ -321,4 +331,5 @@ def card_return(*, gpu: Gpu, by: AbstractBaseUser | None, reason: str, is_checke
     _refuse_busy(gpu)
     if gpu.state == GpuState.ISOLATED:
         card_move(gpu, GpuState.MAINTENANCE, reason=reason, now=now)
+    _audit(by, "card.returned", gpu, reason, now)
     return _wish_by_hand(gpu, "test", code="return_wanted", reason=reason, by=by, now=now)

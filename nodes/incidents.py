@@ -14,6 +14,7 @@ from nodes import live
 from nodes.errors import NodeRefused
 from nodes.health_models import Incident, IncidentEntry
 from nodes.models import Gpu, GpuSample, Level
+from quotas.audit import audit
 
 #: XIDs by the class of fault that they belong to; all others are "xid".
 KINDS: dict[int, str] = dict.fromkeys((48, 63, 64, 94, 95), Incident.Kind.ECC) | {
@@ -85,7 +86,10 @@ def incident_add(
 
 def incident_note(*, incident: Incident, text: str, by: AbstractBaseUser, now: datetime | None = None) -> None:
     """A person's note. Raises NodeRefused without text."""
-    incident_add(incident, code="note", params={"text": _text(text)}, by=by, now=now or timezone.now())
+    now = now or timezone.now()
+    with transaction.atomic():
+        incident_add(incident, code="note", params={"text": _text(text)}, by=by, now=now)
+        audit(by, "incident.noted", f"incident {incident.pk}", now=now)
 
 
 @transaction.atomic
@@ -102,6 +106,7 @@ def incident_close(*, incident: Incident, text: str, by: AbstractBaseUser, now: 
         incident.refresh_from_db()
         raise NodeRefused("incident_not_over", 409, {"incident": incident.pk})
     IncidentEntry.objects.create(incident=incident, at=now, code="closed", params={"text": text}, by=by)  # type: ignore[misc]
+    audit(by, "incident.closed", f"incident {incident.pk}", {"review": text}, now=now)
     incident.refresh_from_db()
     live.publish("pool", {"incident": incident.pk})
     return incident

@@ -16,6 +16,7 @@ from django.utils.translation import gettext as _
 from nodes import live
 from nodes.errors import NodeRefused
 from nodes.models import Node, NodeState
+from quotas.audit import audit
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def node_label(*, node: Node, by: AbstractBaseUser | None, changes: Mapping[str,
     if labels != before:
         Node.objects.filter(pk=row.pk).update(labels=labels)
         log.info("node %s labelled by %s: %s", row.name, by or "nobody", labels)
+        audit(by, "node.labelled", f"node {row.name}", {"before": before, "after": labels})
         live.publish("pool", {"node": row.pk, "state": row.state})
     node.refresh_from_db()
     return node

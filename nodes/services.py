@@ -26,6 +26,7 @@ from nodes.liveness import silent_nodes, watch_next
 from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
 from nodes.sync import NodeSync, node_ready, node_sync
 from nodes.text import json_clean, text_clean
+from quotas.audit import audit
 
 __all__ = [
     "NodeSync",
@@ -53,6 +54,7 @@ VERBS = ("diagnose", "drill", "ping", "reset", "selftest", "tail", "warmup")
 # --- joining ------------------------------------------------------------------------------------------------------
 
 
+@transaction.atomic
 def enrol_token_create(
     *, by: AbstractBaseUser | None, node_name: str = "", ttl_s: int = ENROL_TTL_MAX_S, now: datetime | None = None
 ) -> tuple[EnrolToken, str]:
@@ -68,6 +70,7 @@ def enrol_token_create(
         created_at=now,
         expires_at=now + timedelta(seconds=ttl_s),
     )
+    audit(by, "node.token", f"node {token.node_name}" if token.node_name else "", {"ttl_s": ttl_s}, now=now)
     return token, secret
 
 
@@ -92,6 +95,7 @@ def node_enrol(*, request: EnrolRequest, now: datetime | None = None) -> EnrolAn
     else:
         node = _node_create(token.node_name or _name(request.name or request.hostname), request=request, credential=credential, now=now)
     EnrolToken.objects.filter(pk=token.pk).update(node=node)
+    audit(token.created_by, "node.enrolled", f"node {node.name}", {"hostname": text_clean(request.hostname)[:253]}, now=now)
     live.publish("pool", {"node": node.pk, "state": node.state})
     log.info("node %s enrolled as %s", node.pk, node.name)
     return EnrolAnswer(node_id=node.pk, name=node.name, credential=credential)
@@ -156,13 +160,17 @@ def node_cordon(
         raise NodeRefused("cordon_reason_missing", params={"length": len(reason)})
     if until is not None and until <= (now or timezone.now()):
         raise NodeRefused("cordon_until_past", params={"until": until.isoformat()})
-    return _cordon_set(node, cordoned=True, cordon_reason=reason, cordoned_by=by, cordoned_until=until)
+    with transaction.atomic():
+        audit(by, "node.drained", f"node {node.name}", {"reason": reason, "until": until}, now=now)
+        return _cordon_set(node, cordoned=True, cordon_reason=reason, cordoned_by=by, cordoned_until=until)
 
 
 def node_resume(*, node: Node, by: AbstractBaseUser | None) -> Node:
     """Takes work again. Idempotent."""
     log.info("node %s resumed by %s", node.name, by or "its time")
-    return _cordon_set(node, cordoned=False, cordon_reason="", cordoned_by=None, cordoned_until=None)
+    with transaction.atomic():
+        audit(by, "node.resumed", f"node {node.name}")
+        return _cordon_set(node, cordoned=False, cordon_reason="", cordoned_by=None, cordoned_until=None)
 
 
 def _cordon_set(node: Node, **fields: Any) -> Node:
@@ -187,6 +195,7 @@ def node_retire(*, node: Node, by: AbstractBaseUser | None, now: datetime | None
         .update(state=NodeState.RETIRED, state_at=now, credential_sha256=None)
     ):
         log.info("node %s retired by %s", node.name, by)
+        audit(by, "node.retired", f"node {node.name}", now=now)
         transaction.on_commit(lambda: telemetry.node_forget(node.pk))
         live.publish("pool", {"node": node.pk, "state": NodeState.RETIRED})
     node.refresh_from_db()
@@ -220,9 +229,12 @@ def command_create(
     if node.state == NodeState.RETIRED:
         raise NodeRefused("node_retired", 409, {"node": node.name})
     now = now or timezone.now()
-    command = AgentCommand.objects.create(
-        node=node, verb=verb, args=args, created_by=by, created_at=now, expires_at=now + timedelta(seconds=ttl_s)
-    )
+    with transaction.atomic():
+        command = AgentCommand.objects.create(
+            node=node, verb=verb, args=args, created_by=by, created_at=now, expires_at=now + timedelta(seconds=ttl_s)
+        )
+        if by is not None:
+            audit(by, "node.drill" if verb == "drill" else "node.commanded", f"node {node.name}", {"verb": verb, "args": args}, now=now)
     transaction.on_commit(lambda: _nudge_by_task(node.pk), robust=True)
     return command
 

@@ -16,6 +16,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from quotas import services
+from quotas.audit import audit
 from quotas.models import ApiToken, LedgerEntry, Membership, Project, Quota, User
 
 admin.site.unregister(Group)  # permissions are "staff" or not; groups would promise more than they do
@@ -125,6 +126,8 @@ class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
         # Only what was edited: the counters may have moved since the form was loaded.
         if change:
             obj.save(update_fields=[*form.changed_data, "updated_at"])
+            changes = {name: [form.initial.get(name), form.cleaned_data[name]] for name in form.changed_data}
+            audit(request.user, "quota.changed", f"quota {services.owner_of(obj)}", changes)
         else:
             super().save_model(request, obj, form, change)
 
@@ -141,7 +144,7 @@ class ApiTokenAdmin(ReadOnlyAdmin):
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         tokens = list(queryset.filter(revoked_at__isnull=True))
         for token in tokens:
-            services.token_revoke(token=token)
+            services.token_revoke(token=token, by=request.user)
         text = ngettext("%(count)d token is revoked.", "%(count)d tokens are revoked.", len(tokens)) % {"count": len(tokens)}
         self.message_user(request, text, messages.SUCCESS)
 

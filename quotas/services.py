@@ -22,6 +22,7 @@ from django.utils import timezone
 from django.utils.text import slugify
 
 from quotas import calendar
+from quotas.audit import audit
 from quotas.errors import BadValue, QuotaExceeded
 from quotas.models import ApiToken, Membership, Project, Quota, User
 
@@ -166,6 +167,7 @@ def user_create(*, email: str, password: str | None = None, is_staff: bool = Fal
         raise BadValue("email_taken", params={"email": email})
     user = User.objects.create_user(email, password, is_staff=is_staff or is_superuser, is_superuser=is_superuser, **extra)
     user_provision(user=user)
+    audit(None, "user.created", f"user {user.email}", {"is_staff": user.is_staff})
     return user
 
 
@@ -201,6 +203,7 @@ def project_personal(user: User) -> Project:
 # --- API tokens -----------------------------------------------------------------------------------------------------
 
 
+@transaction.atomic
 def token_create(*, user: User, name: str, ttl_s: int | None = None, now: datetime | None = None) -> tuple[ApiToken, str]:
     """A new token and its secret, which is shown once and never stored. ``ttl_s`` None = does not expire.
 
@@ -218,12 +221,15 @@ def token_create(*, user: User, name: str, ttl_s: int | None = None, now: dateti
         created_at=now,
         expires_at=now + timedelta(seconds=ttl_s) if ttl_s is not None else None,
     )
+    audit(user, "token.created", f"token {token.prefix}", {"name": token.name, "expires_at": token.expires_at}, now=now)
     return token, secret
 
 
-def token_revoke(*, token: ApiToken, now: datetime | None = None) -> None:
+@transaction.atomic
+def token_revoke(*, token: ApiToken, by: User | None = None, now: datetime | None = None) -> None:
     """From now on the token opens nothing. Idempotent: the first time stays."""
-    ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=now or timezone.now())
+    if ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=now or timezone.now()):
+        audit(by or token.user, "token.revoked", f"token {token.prefix}", {"name": token.name, "owner": token.user.email}, now=now)
     token.refresh_from_db(fields=("revoked_at",))
 
 

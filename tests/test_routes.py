@@ -57,6 +57,8 @@ TABLE: dict[tuple[str, str], Row] = {
     ("GET", "me"): Row(),
     ("GET", "tokens/"): Row(),
     ("DELETE", "tokens/<int:id>"): Row(owner=204, stranger=404, staff=404),
+    ("GET", "audit/"): staff_only(200),
+    ("GET", "audit/export"): staff_only(200),
     ("GET", "nodes/"): Row(),
     ("POST", "nodes/enroll-token"): staff_only(201, body={}),
     ("GET", "nodes/<str:name>"): Row(),

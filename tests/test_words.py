@@ -28,6 +28,7 @@ MODULES = [
             "templatetags/nebula",
         )
     ),
+    *(ROOT / "quotas" / f"{name}.py" for name in ("audit", "audit_api", "audit_read", "audit_views")),
     *(
         ROOT / "jobs" / f"{name}.py"
         for name in (

@@ -13,7 +13,14 @@ from jobs.models import Attempt, Job, JobEvent
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.moves import event_add, jobs_move
 from jobs.services.stop import attempt_stop
+from quotas.audit import audit
 from quotas.models import User
+
+
+def _audit(by: User | None, action: str, job: Job) -> None:
+    """What the owner does to a job of his own is in its events; what another does, in the audit log too."""
+    if by is not None and by.pk != job.owner_id:
+        audit(by, action, f"job {job.pk}", {"owner": job.owner.email, "name": job.name})
 
 
 def job_cancel(*, job: Job, by: User | None, only_waiting: bool = False) -> Job:
@@ -31,6 +38,7 @@ def job_cancel(*, job: Job, by: User | None, only_waiting: bool = False) -> Job:
         if not job.want_cancel:
             Job.objects.filter(pk=job.pk).update(want_cancel=True, cancel_by=by, cancel_at=timezone.now())
             event_add(job.pk, code="cancel_wanted", by=by.pk if by else None, epoch=job.epoch)
+            _audit(by, "job.cancelled", job)
         if state is JobState.WAITING:
             jobs_move(
                 [job.pk],
@@ -66,6 +74,7 @@ def job_hold(*, job: Job, by: User, why: str = "") -> Job:
             wait_at=timezone.now(),
         )
         event_add(job.pk, code="held", params={"why": why[:200]}, by=by.pk, epoch=job.epoch)
+        _audit(by, "job.held", job)
         jobs_changed([job.pk])
         pass_nudge()
     job.refresh_from_db()
@@ -87,6 +96,7 @@ def job_release(*, job: Job, by: User) -> Job:
             held=False, held_by=None, held_why="", held_s=F("held_s") + held_s, wait_code="submitted", wait_params={}, wait_at=now
         )
         event_add(job.pk, code="released", by=by.pk, epoch=job.epoch)
+        _audit(by, "job.released", job)
         jobs_changed([job.pk])
         pass_nudge()
     job.refresh_from_db()

@@ -27,6 +27,7 @@ from nodes import selectors as node_selectors
 from nodes import telemetry
 from nodes.models import Node, NodeState
 from nodes.services import node_cordon
+from quotas.audit import audit, audit_chain
 from quotas.deliver import notices_prune
 from quotas.models import User
 
@@ -47,6 +48,7 @@ def upkeep_run(*, now: datetime) -> None:
         predictions_refresh(now=now)
     notices_prune(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
+    audit_chain()
 
 
 def ranks_silence(*, now: datetime) -> int:
@@ -141,6 +143,7 @@ def node_confirm_lost(*, node: Node, by: User, reason: str, now: datetime) -> in
     if node.state not in SILENT:
         raise ValueError(f"{node.name} is {node.state}: it still reports, so its jobs can be stopped in the ordinary way.")
     ranks = Rank.objects.filter(node=node).exclude(observed__in=RANK_FINAL).select_related("node", "attempt")
+    audit(by, "node.lost", f"node {node.name}", {"reason": reason}, now=now)
     return sum(rank_lose(rank=rank, fence=Fence.ADMIN_CONFIRMED, params={"by": by.email, "reason": reason}, now=now) for rank in ranks)
 
 

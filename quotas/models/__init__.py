@@ -1,9 +1,23 @@
 """People and limits, a module a subject. Elsewhere one imports from here."""
 
+from quotas.models.audit import AuditEntry, AuditLink
 from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
 from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
 from quotas.models.people import Membership, Project, User, UserManager
 from quotas.models.tokens import ApiToken
 
-__all__ = ["ApiToken", "LedgerEntry", "Membership", "Notice", "NoticeChannel", "NoticeDelivery", "Project", "Quota", "User", "UserManager"]
+__all__ = [
+    "ApiToken",
+    "AuditEntry",
+    "AuditLink",
+    "LedgerEntry",
+    "Membership",
+    "Notice",
+    "NoticeChannel",
+    "NoticeDelivery",
+    "Project",
+    "Quota",
+    "User",
+    "UserManager",
+]
