@@ -21,13 +21,13 @@ from jobs.models import Job, Slice
 from nodes import telemetry
 from nodes.event_words import event_kind_text, event_look, link_text
 from nodes.fact_words import health_facts, ports_text
+from nodes.foreign import foreign_rows
 from nodes.formats import model_name, models_text
 from nodes.health_views import card_health
 from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
 from nodes.topology import topology
-from nodes.trends import foreign_rows
 from nodes.wording import advice_text
 from quotas.models import User
 

@@ -7,7 +7,8 @@ class NodesConfig(AppConfig):
     verbose_name = _("Nodes")
 
     def ready(self) -> None:
-        from nodes import live
+        from nodes import foreign, live
         from quotas import notify
 
         notify.configure(tell=live.users_tell)
+        notify.kinds_add(foreign.KINDS)

@@ -116,6 +116,23 @@ def ask(command: Callable[[redis.Redis], T], default: T) -> T:
         return default
 
 
+def hash_replace(key: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Make a hash from what it was into what it is now, by the fields that differ."""
+    changed = {name: value for name, value in now.items() if before.get(name) != value}
+    gone = [name for name in before if name not in now]
+
+    def write(c: redis.Redis) -> None:
+        pipe = c.pipeline(transaction=False)
+        if changed:
+            pipe.hset(key, mapping=changed)
+        if gone:
+            pipe.hdel(key, *gone)
+        pipe.execute()
+
+    if changed or gone:
+        ask(write, None)
+
+
 def is_away() -> bool:
     """True if Redis does not answer a PING now."""
     return not ask(lambda c: bool(c.ping()), False)

@@ -1,10 +1,10 @@
-"""What runs of figures tell of cards: slowing down for heat, a memory clock held low, memory that grows, processes that no job owns.
+"""What runs of figures tell of cards: slowing down for heat, a memory clock held low, memory that grows. Processes that no job
+owns are looked at in the same turn (nodes/foreign.py).
 
 Every 30 s, from what Redis holds; the memory between two looks is in Redis, too (an emptied one only begins anew). The database is
 written when something begins, is over, or changes a card's score.
 
   nebula:trends   hash  card UUID → JSON of its Trend; cards without anything to remember have none
-  nebula:foreign  hash  "<node>/<card UUID>/<pid>" → since when it was seen there, Unix time
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from nodes import telemetry
+from nodes.foreign import foreign_look
 from nodes.health import RUN, Figures, Trend, health_score, trend_next
 from nodes.models import Gpu, HealthEvent, Node, NodeState, XidPolicy
-from nodes.pool import FOREIGN_FLOOR_MIB
 from nodes.text import json_clean
 
 log = logging.getLogger(__name__)
 
-TRENDS_KEY, FOREIGN_KEY, TURN_KEY = "nebula:trends", "nebula:foreign", "nebula:trends:turn"
+TRENDS_KEY, TURN_KEY = "nebula:trends", "nebula:trends:turn"
 EVERY_S = 30
 WEEK = timedelta(days=7)
 #: What this room reports itself; an agent's session is a UUID.
@@ -36,7 +36,10 @@ def trends_tick(*, now: float) -> int:
     turn = int(now) // EVERY_S
     if not telemetry.ask(lambda c: c.set(f"{TURN_KEY}:{turn}", "1", nx=True, ex=2 * EVERY_S), None):
         return 0
-    nodes = dict(Node.objects.exclude(state=NodeState.RETIRED).order_by().values_list("pk", "name"))
+    rows = Node.objects.exclude(state=NodeState.RETIRED).order_by().values_list("pk", "name", "is_metrics_only")
+    nodes = {pk: name for pk, name, _only in rows}
+    # A machine that only reports is its owner's: nothing there is foreign.
+    pooled = {pk: name for pk, name, is_metrics_only in rows if not is_metrics_only}
     cards = list(
         Gpu.objects.filter(node__in=nodes).order_by("pk").values_list("pk", "node_id", "uuid", "held_mib", "live_slices", "health_score")
     )
@@ -65,9 +68,9 @@ def trends_tick(*, now: float) -> int:
         elif uuid in before:
             kept[uuid] = before[uuid]  # silence neither begins nor ends anything
         scores[pk] = (score, trend.told, facts)
-    _hash_replace(TRENDS_KEY, before, kept)
+    telemetry.hash_replace(TRENDS_KEY, before, kept)
     _scores_save(scores, now=now)
-    events += _foreign(nodes, {uuid: pk for pk, _node, uuid, *_ in cards}, now=now)
+    events += foreign_look(pooled, {uuid: pk for pk, node, uuid, *_ in cards if node in pooled}, now=now)
     _events_write(events, now=now)
     return len(events)
 
@@ -92,22 +95,6 @@ def _figures(status: Mapping[str, Any], facts: Mapping[str, Any], held: tuple[in
     return Figures(**{name: status.get(name) for name in names}, **most, throttle=status.get("throttle", ()), held=held)
 
 
-def _hash_replace(key: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    changed = {name: value for name, value in now.items() if before.get(name) != value}
-    gone = [name for name in before if name not in now]
-
-    def write(c: Any) -> None:
-        pipe = c.pipeline(transaction=False)
-        if changed:
-            pipe.hset(key, mapping=changed)
-        if gone:
-            pipe.hdel(key, *gone)
-        pipe.execute()
-
-    if changed or gone:
-        telemetry.ask(write, None)
-
-
 def _scores_save(scores: Mapping[int, tuple[int, tuple[str, ...], Mapping[str, Any]]], *, now: float) -> None:
     since = datetime.fromtimestamp(now, UTC) - WEEK
     users = set(XidPolicy.objects.filter(is_users=True).values_list("xid", flat=True))
@@ -130,59 +117,3 @@ def _events_write(events: Iterable[tuple[int, int, str, dict[str, Any]]], *, now
     ]
     if rows:
         HealthEvent.objects.bulk_create(rows, ignore_conflicts=True)
-
-
-# --- processes that no job owns -------------------------------------------------------------------------------------
-
-
-def _foreign(nodes: Mapping[int, str], cards: Mapping[str, int], *, now: float) -> list[tuple[int, int, str, dict[str, Any]]]:
-    """An event for each such process when it is seen first: one notice an episode."""
-    before = telemetry.ask(lambda c: c.hgetall(FOREIGN_KEY), None)
-    if before is None:
-        return []
-    kept: dict[str, str] = {}
-    found = []
-    listed = telemetry.nodes_processes(nodes)
-    for node, (_at, processes) in listed.items():
-        for process in processes:
-            uuid, mib = str(process.get("uuid")), process.get("used_mib")
-            if process.get("rank") is not None or uuid not in cards:
-                continue
-            key = f"{node}/{uuid}/{process.get('pid')}"
-            kept[key] = before.get(key) or f"{now:.0f}"
-            if key not in before and isinstance(mib, int) and mib > FOREIGN_FLOOR_MIB:
-                told = {"user": str(process.get("user") or "")[:60], "command": str(process.get("command") or "")[:60], "used_mib": mib}
-                found.append((node, cards[uuid], "foreign", told))
-    # A node that is silent keeps what it had: its processes did not end for that.
-    kept |= {key: since for key, since in before.items() if key.partition("/")[0].isdigit() and int(key.partition("/")[0]) not in listed}
-    _hash_replace(FOREIGN_KEY, before, kept)
-    return found
-
-
-def foreign_rows(gpus: Iterable[Gpu]) -> list[dict[str, Any]]:
-    """The processes on these cards (of one node) that no job owns, largest first: who, what, how much, since when. No query."""
-    by_uuid = {gpu.uuid: gpu for gpu in gpus}
-    if not by_uuid:
-        return []
-    node = next(iter(by_uuid.values())).node_id
-    found = telemetry.nodes_processes([node]).get(node)
-    if found is None:
-        return []
-    since = telemetry.ask(lambda c: c.hgetall(FOREIGN_KEY), {}) or {}
-    rows = []
-    for process in found[1]:
-        gpu = by_uuid.get(str(process.get("uuid")))
-        if gpu is None or process.get("rank") is not None:
-            continue
-        seen = since.get(f"{node}/{gpu.uuid}/{process.get('pid')}")
-        rows.append(
-            {
-                "gpu": gpu,
-                "pid": process.get("pid"),
-                "user": process.get("user"),
-                "command": str(process.get("command") or "")[:60],
-                "mib": process.get("used_mib"),
-                "since": datetime.fromtimestamp(float(seen), UTC) if seen else None,
-            }
-        )
-    return sorted(rows, key=lambda row: (-(row["mib"] or 0), row["pid"] or 0))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
-from django.test import Client
 
-from agent.protocol import GpuHealth, GpuProcess, GpuStatus
+from agent.protocol import GpuHealth, GpuStatus
 from nodes import telemetry
 from nodes.models import Gpu, HealthEvent
-from nodes.trends import foreign_rows, trends_tick
-from tests.factories import gpu_make, node_make, user_make, xid_rules_ship
+from nodes.trends import trends_tick
+from tests.factories import node_make, xid_rules_ship
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 HOT = {"util_pct": 95, "temp_c": 90, "core_mhz": 1500, "mem_mhz": 10_000, "throttle": ("hw_thermal",)}
@@ -24,7 +21,7 @@ def gpu(live_redis) -> Gpu:
     return node_make("n1", cards=1).gpus.get()
 
 
-def look(gpu: Gpu, turn: int, *, processes=None, **figures) -> None:
+def look(gpu: Gpu, turn: int, **figures) -> None:
     """What a sync tells at the 30 s step ``turn``, and the look of that step."""
     now = 1_800_000_000.0 + 30 * turn
     telemetry.sync_store(
@@ -34,7 +31,6 @@ def look(gpu: Gpu, turn: int, *, processes=None, **figures) -> None:
         at=now,
         statuses=[GpuStatus(uuid=gpu.uuid, **figures)],
         health=[GpuHealth(uuid=gpu.uuid, core_max_mhz=2600, mem_max_mhz=10_500)] if turn == 0 else (),
-        processes=processes,
     )
     trends_tick(now=now)
     trends_tick(now=now + 5)  # a second call within the step does nothing
@@ -91,34 +87,3 @@ def test_a_quiet_look_writes_nothing_to_the_database(gpu, django_assert_num_quer
     with django_assert_num_queries(4) as found:
         look(gpu, 1, **COOL)
     assert {query["sql"].split()[0] for query in found.captured_queries} == {"SELECT"}
-
-
-def test_a_process_that_no_job_owns_is_told_of_once_an_episode(gpu):
-    ghost = GpuProcess(uuid=gpu.uuid, pid=4711, used_mib=12_000, user="mallory", command="<b>mine</b>")
-    own = GpuProcess(uuid=gpu.uuid, pid=1, used_mib=4000, rank="1.1.0", user="lin", command="train")
-    small = GpuProcess(uuid=gpu.uuid, pid=2, used_mib=200, user="root", command="Xorg")
-    for turn in range(3):
-        look(gpu, turn, processes=(ghost, own, small), **COOL)
-    assert kinds() == ["foreign"]
-    look(gpu, 3, processes=(own,), **COOL)
-    look(gpu, 4, processes=(ghost,), **COOL)
-    assert kinds() == ["foreign", "foreign"]
-
-
-def test_pages_show_who_uses_a_card_without_a_job_and_markup_stays_text(live_redis):
-    gpu = node_make("n2").gpus.create(uuid="GPU-n2-0", index=0, model="RTX 4090", vendor="nvidia", total_mib=24_564)
-    gpu_make(gpu.node, index=1)
-    now = time.time()
-    ghost = GpuProcess(uuid=gpu.uuid, pid=4711, used_mib=12_288, user="mallory", command="<b>mine</b>")
-    telemetry.sync_store(node_id=gpu.node_id, session="s", seq=1, at=now, statuses=[GpuStatus(uuid=gpu.uuid)], processes=(ghost,))
-    trends_tick(now=now)
-    (row,) = foreign_rows([gpu])
-    assert (row["user"], row["mib"], round(row["since"].timestamp())) == ("mallory", 12_288, round(now))
-    client = Client()
-    client.force_login(user_make())
-    for address in ("/nodes/n2/", "/nodes/n2/gpu0/"):
-        page = client.get(address).content.decode()
-        assert "mallory" in page
-        assert "&lt;b&gt;mine&lt;/b&gt;" in page
-        assert "processes that no job owns" in page
-    assert "mallory" not in client.get("/nodes/n2/gpu1/").content.decode()
