@@ -8,7 +8,7 @@ constraints stand behind all of it. The number of statements does not depend on 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -22,6 +22,7 @@ from agent.protocol import rank_id, spec_sha256
 from jobs import snapshot
 from jobs.engines import agent as engine
 from jobs.lifecycle import JobState, OnNodeLoss
+from jobs.model_caps import room_read
 from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import nodes_nudge
 from jobs.scheduler import rank_fits
@@ -74,12 +75,16 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         taken[part.gpu].append(part)
     policy = snapshot.policy_current()
     counters = Counters(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
+    by_model = room_read(*counters.model_limits)
 
     # 2. Keep the placements that still hold, each seen after those before it.
     good: list[core.Placement] = []
     for placed in placements:
         job = jobs.get(placed.job)
         if job is None or not _still_fits(job, placed, nodes, taken, policy):
+            continue
+        models = Counter(gpus[grant.gpu].model for rank in placed.ranks for grant in rank.grants)
+        if by_model and not by_model.take(user=job.owner_id, project=job.project_id, models=models):
             continue
         count = sum(len(rank.grants) for rank in placed.ranks)
         if not counters.cards_take(user=job.owner_id, project=job.project_id, n=count):

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 
 from jobs import snapshot
 from jobs.history import runtime_predict
+from jobs.model_caps import narrow, room_read
 from jobs.outlooks import iso
 from jobs.refusals import error_text
 from jobs.requests import JobRequest
@@ -19,9 +20,10 @@ from jobs.scheduler import Job, Placement, Policy, Snapshot, never_reason, plan
 from jobs.scheduler.need import foreign_counted_mib
 from jobs.scheduler.outlook import ENDS_WITH_A_JOB
 from jobs.scheduler.until import Ends
+from jobs.services.submit import models_exceeded
 from jobs.wording import reason_text
 from nodes.models import Gpu
-from quotas.models import User
+from quotas.models import Quota, User
 from quotas.selectors import cards_room
 from quotas.services import quota_for, quota_for_project, refusal_of
 
@@ -114,7 +116,7 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
     quota = quota_for(owner, now=now)
     of_project = quota_for_project(request.project, now=now)
     for row in (quota, of_project):
-        error = refusal_of(row, now=now) if row is not None else None
+        error = (refusal_of(row, now=now) or models_exceeded(request, row)) if row is not None else None
         if error is not None:
             return out("refused", _("Would be refused"), error_text(error.code, error.params), error.code, error.params)
     if request.hold:
@@ -133,9 +135,15 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
         predicted_s=runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s),
         **_hold(owner, request),
     )
+    if job.hold is None:
+        room = room_read(*(_model_limits(row, key) for row, key in ((quota, "user_id"), (of_project, "project_id"))))
+        asked, reason = narrow(wanted, user=owner.pk, project=request.project.pk, room=room, nodes=view.nodes, policy=policy)
+        job = replace(job, request=asked)
+        if reason is not None:
+            job = replace(job, hold=reason.code, hold_params=dict(reason.params))
     view = replace(view, jobs=[*view.jobs, job])
     decided = plan(view, policy)
-    cost = _cost(quota.gpu_hours, quota.used_gpu_s)
+    cost = _cost(quota.gpu_hours_limit, quota.used_gpu_s)
     placed = next((placed for placed in decided.placements if placed.job == NEW), None)
     if placed is not None:
         cards = _cards(view, placed, policy, owner=owner.pk)
@@ -166,6 +174,10 @@ def _hold(owner: User, request: JobRequest) -> dict[str, Any]:
     if left >= request.gpu_count:
         return {}
     return {"hold": "cards_exceeded", "hold_params": {"needed": request.gpu_count, "room": max(0, left)}}
+
+
+def _model_limits(quota: Quota | None, key: str) -> dict[int, dict[str, int]]:
+    return {getattr(quota, key): quota.model_limits} if quota is not None and quota.model_caps else {}
 
 
 def _cost(limit: int | None, used_s: float) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def _why_for_others(job: Job) -> str:
     """Why a stranger's job waits, without what is his own business: who holds it and why, and how much he used."""
     if job.held or job.wait_code == "held":
         return _("Held.")
-    if job.wait_code in ("quota_exceeded", "cards_exceeded"):
+    if job.wait_code in ("quota_exceeded", "cards_exceeded", "model_cards_exceeded"):
         return _("Its owner's quota leaves no room for it now.")
     return why_text(job)[2]
 

@@ -11,6 +11,7 @@ from typing import Any
 from jobs.history import lately_read
 from jobs.lifecycle import JobState, RankState, SliceState
 from jobs.machines import hosts_read, nodes_all, nodes_lock, nodes_read
+from jobs.model_caps import narrow, room_read
 from jobs.models import Job, Rank, Slice
 from jobs.policy import policy_current
 from jobs.requests import JobRequest, Requests, request_make
@@ -136,6 +137,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
     quota = standing_of(users=owners, projects=projects, now=now)
     failed_on = _failed_on() if any(row[17] for row in waiting) else {}
+    by_model = room_read(quota.models_users, quota.models_projects)
     nowhere: frozenset[int] = frozenset()
     waits: dict[int, Wait] = {}
     jobs: list[core.Job] = []
@@ -155,10 +157,14 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
             hold, params = "quota_exceeded", quota.over_projects[project]
         elif (left := min(quota.room_users.get(owner, count), quota.room_projects.get(project, count))) < count:
             hold, params = "cards_exceeded", {"needed": count, "room": max(0, left)}
+        request = requests(count, mem, nodes_n, limits)
+        if by_model and hold is None:
+            request, reason = narrow(request, user=owner, project=project, room=by_model, nodes=nodes, policy=policy)
+            hold, params = (reason.code, dict(reason.params)) if reason is not None else (None, {})
         jobs.append(
             core.Job(
                 id=pk,
-                request=requests(count, mem, nodes_n, limits),
+                request=request,
                 predicted_s=predicted,
                 queue=queue,
                 qos=qos,

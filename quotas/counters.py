@@ -9,6 +9,7 @@ from datetime import date, datetime
 from django.db.models import F, Q
 
 from quotas import calendar
+from quotas.caps import caps_sum
 from quotas.models import Quota
 from quotas.services import quota_for, quota_roll
 from quotas.sql import Select, rows_update
@@ -18,7 +19,7 @@ _locked = Select(
         Quota.objects.select_for_update()
         .filter(Q(user_id__in=users) | Q(project_id__in=projects))
         .order_by(F("project_id").asc(nulls_first=True), "user_id")
-        .values_list("pk", "user_id", "project_id", "period_start", "max_cards", "held_cards")
+        .values_list("pk", "user_id", "project_id", "period_start", "max_cards", "extra_cards", "held_cards", "model_caps", "extra_model_cards")
     )
 )
 
@@ -28,6 +29,7 @@ class _Row:
     pk: int
     month: date | None
     room: int | None  # cards that may still be held; None = no limit
+    models: dict[str, int]  # card model → cards of it that may be held
     cards: int = 0  # changes, not yet saved
     jobs: int = 0
     gpu_s: float = 0.0
@@ -57,8 +59,8 @@ class Counters:
     def _read(self, users: set[int], projects: set[int]) -> set[int]:
         self._users: dict[int, _Row] = {}
         self._projects: dict[int, _Row] = {}
-        for pk, user, project, month, most, held in _locked(sorted(users), sorted(projects)):
-            row = _Row(pk, month, None if most is None else most - held)
+        for pk, user, project, month, most, extra, held, caps, more in _locked(sorted(users), sorted(projects)):
+            row = _Row(pk, month, None if most is None else most + extra - held, caps_sum(caps, more) if caps else {})
             if user is not None:
                 self._users[user] = row
             else:
@@ -68,6 +70,13 @@ class Counters:
     def _rows(self, user: int, project: int) -> list[_Row]:
         """A project without a row has no limit of its own and is not counted."""
         return [self._users[user]] + ([self._projects[project]] if project in self._projects else [])
+
+    @property
+    def model_limits(self) -> tuple[dict[int, dict[str, int]], dict[int, dict[str, int]]]:
+        """(user id → card model → cards that may be held, project id → …) of those who have such limits. How many are held of a
+        model only the caller can count; what he counts under these locks is still true when he saves."""
+        users, projects = ({pk: row.models for pk, row in rows.items() if row.models} for rows in (self._users, self._projects))
+        return users, projects
 
     def cards_take(self, *, user: int, project: int, n: int) -> bool:
         """Whether the user and the project may hold ``n`` more cards, after all that was taken before; counts them if so."""
@@ -110,5 +119,5 @@ class Counters:
                 used_gpu_s = used_gpu_s + v.column2,
                 held_cards = CASE WHEN held_cards + v.column3 > 0 THEN held_cards + v.column3 ELSE 0 END,
                 active_jobs = CASE WHEN active_jobs + v.column4 > 0 THEN active_jobs + v.column4 ELSE 0 END""",
-            where="v.column3 <= 0 OR max_cards IS NULL OR held_cards + v.column3 <= max_cards",
+            where="v.column3 <= 0 OR max_cards IS NULL OR held_cards + v.column3 <= max_cards + extra_cards",
         ) == len(changed)

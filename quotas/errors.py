@@ -44,7 +44,7 @@ class DomainError(Exception):
 
 class QuotaExceeded(DomainError):
     """A limit is reached. params: ``used``, ``limit``, ``resets_at`` (ISO time; None = it does not reset), and what is
-    counted as ``what``: gpu_hours | active_jobs | cards. Always 403, never 429 (D17)."""
+    counted as ``what``: gpu_hours | active_jobs | cards | model_cards (then also ``model`` and ``needed``). Always 403, never 429 (D17)."""
 
     default_code = "quota_exceeded"
     default_status = 403
@@ -52,6 +52,10 @@ class QuotaExceeded(DomainError):
         "gpu_hours": gettext_noop("The GPU-hours of {owner} are used up: {used} of {limit} this month. They start anew at {resets_at}."),
         "active_jobs": gettext_noop("{owner} has {used} of at most {limit} active jobs. Wait until one ends, or cancel one."),
         "cards": gettext_noop("{owner} holds {used} of at most {limit} cards. Wait until a job ends."),
+        "model_cards": gettext_noop(
+            "{owner} may hold at most {limit} cards of {model} at once; this job asks for {needed}. "
+            "Ask for fewer, for another model, or for a higher limit."
+        ),
     }
 
     @property
@@ -75,5 +79,13 @@ class BadValue(DomainError):
     sentences = {
         "email_taken": gettext_noop("There is already a user {email}."),
         "project_name_taken": gettext_noop("No free project name like {name}."),
+        "request_what": gettext_noop("{value} can't be asked for; there are: {known}."),
+        "request_amount": gettext_noop("{value} is no amount to ask for; it must be from 1 to {most}."),
+        "request_until": gettext_noop("{value} is no time to ask for: it must be in the future, at most {days} days from now."),
+        "request_why": gettext_noop("The reason has {length} characters; write {least} to {most}: what runs, and what happens without it."),
+        "request_project": gettext_noop("You are no member of a project {value}."),
+        "request_lead_only": gettext_noop("Only a lead of {value} asks for more for the whole project."),
+        "request_no_limit": gettext_noop("There is no such limit on you, so there is nothing to raise."),
+        "request_many": gettext_noop("You have {most} open requests already; withdraw one, or wait for an answer."),
         "token_ttl": gettext_noop("A token must live for at least a second; got {ttl_s} s."),
     }

@@ -11,12 +11,13 @@ from django.db.models import F, Q, QuerySet
 
 from quotas import calendar
 from quotas.models import Membership, Project, Quota, User
-from quotas.services import quota_for, refusal_of
+from quotas.services import HOURS_LIMIT_S, quota_for, refusal_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaView:
-    """A quota as people read it. ``None`` = no limit; hours of whole cards."""
+    """A quota as people read it, with what is granted on top. ``None`` = no limit; hours of whole cards. ``zone`` is the
+    installation's, in which the month ends."""
 
     gpu_hours: int | None
     used_gpu_hours: float
@@ -25,18 +26,26 @@ class QuotaView:
     active_jobs: int
     max_cards: int | None
     held_cards: int
+    model_cards: dict[str, int]
+    zone: str
 
 
 def quota_view(user: User, *, now: datetime) -> QuotaView:
-    quota = quota_for(user, now=now)
+    return quota_view_of(quota_for(user, now=now), now=now)
+
+
+def quota_view_of(quota: Quota, *, now: datetime) -> QuotaView:
+    """Of a row that has the counter of this month."""
     return QuotaView(
-        gpu_hours=quota.gpu_hours,
+        gpu_hours=quota.gpu_hours_limit,
         used_gpu_hours=round(quota.used_gpu_s / 3600, 4),
         resets_at=calendar.resets_at(now),
-        max_active_jobs=quota.max_active_jobs,
+        max_active_jobs=quota.active_jobs_limit,
         active_jobs=quota.active_jobs,
-        max_cards=quota.max_cards,
+        max_cards=quota.cards_limit,
         held_cards=quota.held_cards,
+        model_cards=quota.model_limits,
+        zone=calendar.zone().key,
     )
 
 
@@ -62,7 +71,7 @@ def projects_over_limit(projects: Iterable[int], *, now: datetime) -> dict[int, 
 
 def _over_limit(rows: QuerySet[Quota], *, key: str, now: datetime) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    full = rows.filter(gpu_hours__isnull=False, used_gpu_s__gte=F("gpu_hours") * 3600.0, period_start=calendar.month_of(now))
+    full = rows.filter(gpu_hours__isnull=False, used_gpu_s__gte=HOURS_LIMIT_S, period_start=calendar.month_of(now))
     for quota in full.select_related("user", "project"):
         if error := refusal_of(quota, now=now):
             found[getattr(quota, key)] = error.params
@@ -74,8 +83,9 @@ def cards_room(*, users: Iterable[int], projects: Iterable[int]) -> tuple[dict[i
     by_user: dict[int, int] = {}
     by_project: dict[int, int] = {}
     rows = Quota.objects.filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects)), max_cards__isnull=False)
-    for user_id, project_id, limit, held in rows.values_list("user_id", "project_id", "max_cards", "held_cards"):
-        room = max(0, (limit or 0) - held)
+    columns = ("user_id", "project_id", "max_cards", "extra_cards", "held_cards")
+    for user_id, project_id, limit, extra, held in rows.values_list(*columns):
+        room = max(0, (limit or 0) + extra - held)
         if user_id is not None:
             by_user[user_id] = room
         else:
@@ -92,19 +102,25 @@ class Standing:
     over_projects: dict[int, dict[str, Any]]
     room_users: dict[int, int]
     room_projects: dict[int, int]
+    models_users: dict[int, dict[str, int]]  # user → card model → cards of it that may be held
+    models_projects: dict[int, dict[str, int]]
 
 
 def standing_of(*, users: Iterable[int], projects: Iterable[int], now: datetime) -> Standing:
     """``users_over_limit``, ``projects_over_limit`` and ``cards_room`` for a pass, in one SELECT of the rows that limit anything."""
-    found = Standing(over_users={}, over_projects={}, room_users={}, room_projects={})
-    spent = Q(gpu_hours__isnull=False, used_gpu_s__gte=F("gpu_hours") * 3600.0, period_start=calendar.month_of(now))
-    rows = Quota.objects.filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects))).filter(spent | Q(max_cards__isnull=False))
+    found = Standing(over_users={}, over_projects={}, room_users={}, room_projects={}, models_users={}, models_projects={})
+    spent = Q(gpu_hours__isnull=False, used_gpu_s__gte=HOURS_LIMIT_S, period_start=calendar.month_of(now))
+    rows = Quota.objects.filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects))).filter(
+        spent | Q(max_cards__isnull=False) | ~Q(model_caps={})
+    )
     for quota in rows.select_related("user", "project"):
         is_user = quota.user_id is not None
         key = quota.user_id or quota.project_id or 0
         error = refusal_of(quota, now=now)
         if error is not None and error.params["what"] == "gpu_hours":
             (found.over_users if is_user else found.over_projects)[key] = error.params
-        if quota.max_cards is not None:
-            (found.room_users if is_user else found.room_projects)[key] = max(0, quota.max_cards - quota.held_cards)
+        if quota.cards_limit is not None:
+            (found.room_users if is_user else found.room_projects)[key] = max(0, quota.cards_limit - quota.held_cards)
+        if quota.model_caps:
+            (found.models_users if is_user else found.models_projects)[key] = quota.model_limits
     return found

@@ -108,15 +108,19 @@ class MeProject(serializers.Serializer[Any]):
 
 
 class MeQuota(serializers.Serializer[Any]):
-    """null = no limit."""
+    """null = no limit. What is granted on top for a time is in the limits."""
 
     gpu_hours = serializers.IntegerField(allow_null=True)
     used_gpu_hours = serializers.FloatField()
-    resets_at = serializers.DateTimeField()
+    resets_at = serializers.DateTimeField(help_text="When the month's counter starts anew: local midnight of the installation's zone.")
     max_active_jobs = serializers.IntegerField(allow_null=True)
     active_jobs = serializers.IntegerField()
     max_cards = serializers.IntegerField(allow_null=True)
     held_cards = serializers.IntegerField()
+    model_cards = serializers.DictField(
+        child=serializers.IntegerField(), help_text="Card model → cards of it that may be held at once; others have no limit of their own."
+    )
+    zone = serializers.CharField(help_text="The zone in which the month ends.")
 
 
 class Me(serializers.Serializer[Any]):

@@ -10,7 +10,7 @@ import hashlib
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,11 +24,13 @@ from django.utils.text import slugify
 from quotas import calendar
 from quotas.audit import audit
 from quotas.errors import BadValue, QuotaExceeded
-from quotas.models import ApiToken, Membership, Project, Quota, User
+from quotas.models import ApiToken, Membership, Project, Quota, QuotaRequest, User
 
 TOKEN_PREFIX = "ngt_"  # noqa: S105 -- a mark that secret scanners look for, not a secret
 #: A token's last use is written at most this often: reading a page must not cost a write.
 LAST_USED_EVERY_S = 60
+#: GPU-seconds that a quota's owner may use this month, as SQL.
+HOURS_LIMIT_S = (F("gpu_hours") + F("extra_gpu_hours")) * 3600.0
 
 # --- quota rows -------------------------------------------------------------------------------------------------
 
@@ -50,34 +52,78 @@ def quota_for_project(project: Project | int, *, now: datetime | None = None) ->
 def quota_roll(rows: QuerySet[Quota], *, now: datetime) -> int:
     """Start the counter of a new month where the row still has an older one. Never moves a row back."""
     month = calendar.month_of(now)
-    return rows.filter(Q(period_start__isnull=True) | Q(period_start__lt=month)).update(used_gpu_s=0.0, period_start=month, updated_at=now)
+    return rows.filter(Q(period_start__isnull=True) | Q(period_start__lt=month)).update(
+        used_gpu_s=0.0, told_pct=0, period_start=month, updated_at=now
+    )
 
 
 def _quota_rolled(quota: Quota, *, now: datetime) -> Quota:
     month = calendar.month_of(now)
-    if quota.period_start is None or quota.period_start < month:
+    is_old = quota.period_start is None or quota.period_start < month
+    if is_old:
         quota_roll(Quota.objects.filter(pk=quota.pk), now=now)
+    if quota.extras_until is not None and quota.extras_until <= now:
+        extras_refresh(quota.pk, now=now)
+        is_old = True
+    if is_old:
         quota.refresh_from_db()
     return quota
+
+
+def extras_refresh(quota_id: int, *, now: datetime) -> None:
+    """What is granted on top, from the grants in force at ``now``; the others are marked as ended. Idempotent. A few statements."""
+    with transaction.atomic(savepoint=False):
+        Quota.objects.select_for_update().filter(pk=quota_id).values_list("pk").first()
+        QuotaRequest.objects.filter(quota_id=quota_id, state=QuotaRequest.State.APPROVED, granted_until__lte=now).update(
+            state=QuotaRequest.State.ENDED
+        )
+        extra: Counter[str] = Counter()
+        by_model: Counter[str] = Counter()
+        until: datetime | None = None
+        grants = QuotaRequest.objects.filter(quota_id=quota_id, state=QuotaRequest.State.APPROVED)
+        for what, model, amount, ends in grants.values_list("what", "model", "granted_amount", "granted_until"):
+            if what == QuotaRequest.What.MODEL_CARDS:
+                by_model[model] += amount or 0
+            else:
+                extra[what] += amount or 0
+            until = ends if until is None or (ends is not None and ends < until) else until
+        Quota.objects.filter(pk=quota_id).update(
+            extra_gpu_hours=extra[QuotaRequest.What.GPU_HOURS],
+            extra_active_jobs=extra[QuotaRequest.What.ACTIVE_JOBS],
+            extra_cards=extra[QuotaRequest.What.CARDS],
+            extra_model_cards=dict(by_model),
+            extras_until=until,
+            updated_at=now,
+        )
 
 
 # --- what is held against a quota ---------------------------------------------------------------------------------
 
 
-def quota_job_admit(*, user: int, project: int | None = None, now: datetime, is_forced: bool = False) -> None:
+def quota_job_admit(
+    *,
+    user: int,
+    project: int | None = None,
+    now: datetime,
+    is_forced: bool = False,
+    judge: Callable[[Quota], QuotaExceeded | None] | None = None,
+) -> None:
     """Count one more active job against the user and the project. Call inside the transaction that inserts the job.
-    ``is_forced`` counts whatever the limit: the job is there already.
+    ``is_forced`` counts whatever the limit: the job is there already. ``judge`` may refuse for a limit that only the caller can
+    judge, such as one by card model.
 
-    Two statements. Raises QuotaExceeded (what = gpu_hours | active_jobs); nothing is counted then.
+    Two statements. Raises QuotaExceeded (what = gpu_hours | active_jobs, or the judge's); nothing is counted then.
     """
     with transaction.atomic(savepoint=False):
         rows = _quotas_lock(user=user, project=project, now=now)
-        refusal = None if is_forced else next((error for quota in rows if (error := refusal_of(quota, now=now))), None)
+        refusal = None
+        if not is_forced:
+            refusal = next((error for quota in rows if (error := refusal_of(quota, now=now) or (judge(quota) if judge else None))), None)
         if refusal is None:
             admitted = Quota.objects.filter(pk__in=[quota.pk for quota in rows])
             if not is_forced:
-                admitted = admitted.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=F("gpu_hours") * 3600.0))
-                admitted = admitted.filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs")))
+                admitted = admitted.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=HOURS_LIMIT_S))
+                admitted = admitted.filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs") + F("extra_active_jobs")))
             if admitted.update(active_jobs=F("active_jobs") + 1) != len(rows):
                 raise DatabaseError("a quota is not as it was locked")
     if refusal is not None:
@@ -132,12 +178,11 @@ def owner_of(quota: Quota) -> str:
 
 def refusal_of(quota: Quota, *, now: datetime) -> QuotaExceeded | None:
     """Why this row admits no more jobs, or None. Reads the row as loaded."""
-    if quota.gpu_hours is not None and quota.used_gpu_s >= quota.gpu_hours * 3600.0 and quota.period_start == calendar.month_of(now):
-        return _exceeded(
-            "gpu_hours", quota, used=round(quota.used_gpu_s / 3600, 2), limit=quota.gpu_hours, resets_at=calendar.resets_at(now)
-        )
-    if quota.max_active_jobs is not None and quota.active_jobs >= quota.max_active_jobs:
-        return _exceeded("active_jobs", quota, used=quota.active_jobs, limit=quota.max_active_jobs)
+    hours, jobs = quota.gpu_hours_limit, quota.active_jobs_limit
+    if hours is not None and quota.used_gpu_s >= hours * 3600.0 and quota.period_start == calendar.month_of(now):
+        return _exceeded("gpu_hours", quota, used=round(quota.used_gpu_s / 3600, 2), limit=hours, resets_at=calendar.resets_at(now))
+    if jobs is not None and quota.active_jobs >= jobs:
+        return _exceeded("active_jobs", quota, used=quota.active_jobs, limit=jobs)
     return None
 
 

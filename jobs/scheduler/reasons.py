@@ -32,6 +32,7 @@ MEMORY_UNKNOWN: Final = "memory_unknown"
 HELD: Final = "held"
 QUOTA_EXCEEDED: Final = "quota_exceeded"
 CARDS_EXCEEDED: Final = "cards_exceeded"
+MODEL_CARDS_EXCEEDED: Final = "model_cards_exceeded"
 RESTORED: Final = "restored"
 # One card or one node is of the wrong kind; said by ``grant_for`` and ``fits``, and by ``plan`` only as a never_* code.
 VENDOR: Final = "vendor"
@@ -131,6 +132,12 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     MEMORY_UNKNOWN: {"node": "where it is", "gpu": "a card whose memory size can't be read", "cards": "how many such cards there are"},
     HELD: {"by": "who holds it; None = the system", "why": "what they wrote; None = nothing"},
     QUOTA_EXCEEDED: {"used": "used so far", "limit": "the limit", "resets_at": "when the limit starts anew; None = never"},
+    MODEL_CARDS_EXCEEDED: {
+        "model": "the card model that is limited",
+        "needed": "cards asked for",
+        "room": "cards of it that the owner or the project may still hold",
+        "limit": "cards of it that may be held",
+    },
     CARDS_EXCEEDED: {"needed": "cards asked for", "room": "cards that the owner or the project may still hold"},
     RESTORED: {},
     VENDOR: {"asked": "asked for", "have": "what the card is"},

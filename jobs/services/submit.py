@@ -13,14 +13,15 @@ from jobs import snapshot
 from jobs.errors import IdempotencyConflict, NeverFits
 from jobs.history import runtime_predict
 from jobs.lifecycle import JobState
+from jobs.model_caps import ModelRoom, narrow
 from jobs.models import IdempotencyKey, Job
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.requests import JobRequest
 from jobs.scheduler import Policy, Reason, Request, never_reason
 from jobs.services.moves import event_add
-from quotas.errors import DomainError
-from quotas.models import User
-from quotas.services import quota_job_admit
+from quotas.errors import DomainError, QuotaExceeded
+from quotas.models import Quota, User
+from quotas.services import owner_of, quota_job_admit
 from quotas.sql import rows_insert
 
 
@@ -97,6 +98,29 @@ def never_fits(request: JobRequest, policy: Policy) -> Reason | None:
     return reason
 
 
+def models_exceeded(request: JobRequest, quota: Quota) -> QuotaExceeded | None:
+    """Why this quota's limits by card model never let the job start, even with nothing held; None = they do. No query where there
+    are none."""
+    if not quota.model_caps:
+        return None
+    owner = {quota.user_id or quota.project_id or 0: quota.model_limits}
+    room = ModelRoom(owner, {}) if quota.user_id is not None else ModelRoom({}, owner)
+    wanted = snapshot.request_of(request)
+    _narrowed, reason = narrow(
+        wanted,
+        user=quota.user_id or 0,
+        project=quota.project_id or 0,
+        room=room,
+        nodes=snapshot.nodes_all(),
+        policy=snapshot.policy_current(),
+        as_if_empty=True,
+    )
+    if reason is None:
+        return None
+    params = {name: reason.params[name] for name in ("model", "needed", "limit")}
+    return QuotaExceeded(params={"what": "model_cards", "used": 0, "resets_at": None, "owner": owner_of(quota), **params})
+
+
 def _repeat(*, owner: User, key: str, body_sha256: str) -> Job | None:
     known = IdempotencyKey.objects.filter(user=owner, key=key).select_related("job__owner", "job__project").first()
     if known is None:
@@ -107,7 +131,7 @@ def _repeat(*, owner: User, key: str, body_sha256: str) -> Job | None:
 
 
 def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: datetime) -> Job:
-    quota_job_admit(user=owner.pk, project=request.project.pk, now=now)
+    quota_job_admit(user=owner.pk, project=request.project.pk, now=now, judge=lambda quota: models_exceeded(request, quota))
     fields: dict[str, Any] = {
         name: getattr(request, name)
         for name in (

@@ -134,6 +134,11 @@ def quota_sentence(p: Params) -> str:
         return _("%(used)s of %(limit)s jobs that may be active at once are in use; one more can be submitted when one ends.") % values
     if what in {"cards", "held_cards", "max_cards"}:
         return _("%(used)s of %(limit)s GPUs that may be held at once are in use.") % values
+    if what == "model_cards":
+        return _(
+            "At most %(limit)s cards of %(model)s may be held at once; this asks for %(needed)s. "
+            "Ask for fewer, for another model, or for a higher limit."
+        ) % {**values, "model": p.get("model"), "needed": p.get("needed")}
     return _("The quota is reached: %(used)s of %(limit)s. An admin can raise the limit.") % values
 
 
@@ -265,6 +270,10 @@ REASONS: dict[str, Sentence] = {
     "quota_exceeded": quota_sentence,
     "cards_exceeded": lambda p: (
         _("Needs %(needed)d GPUs; the quota has room for %(room)d more now.") % {"needed": p["needed"], "room": p["room"]}
+    ),
+    "model_cards_exceeded": lambda p: (
+        _("Needs %(needed)d cards of %(model)s; of %(limit)d that the quota allows at once, %(room)d are free.")
+        % {"needed": p["needed"], "model": p["model"], "limit": p["limit"], "room": p["room"]}
     ),
     "restored": lambda p: _("The control plane came back from a backup; the job waits until all nodes have said what ran since."),
     "vendor": _asked("vendor"),

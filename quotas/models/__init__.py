@@ -5,6 +5,7 @@ from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
 from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
 from quotas.models.people import Membership, Project, User, UserManager
+from quotas.models.requests import QuotaRequest, QuotaRequestEvent
 from quotas.models.tokens import ApiToken
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "NoticeDelivery",
     "Project",
     "Quota",
+    "QuotaRequest",
+    "QuotaRequestEvent",
     "User",
     "UserManager",
 ]
