@@ -62,7 +62,8 @@ def room_read(users: Limits, projects: Limits) -> ModelRoom:
         return room
     live = Slice.objects.exclude(state=SliceState.RELEASED)
     mine = live.filter(Q(rank__attempt__job__owner_id__in=list(users)) | Q(rank__attempt__job__project_id__in=list(projects)))
-    rows = mine.values_list("rank__attempt__job__owner_id", "rank__attempt__job__project_id", "gpu__model").annotate(n=Count("pk")).order_by()
+    by = ("rank__attempt__job__owner_id", "rank__attempt__job__project_id", "gpu__model")
+    rows = mine.order_by().values_list(*by).annotate(n=Count("pk"))
     for owner, project, model, n in rows:
         for key, limits in ((("user", owner), users), (("project", project), projects)):
             if key[1] in limits:

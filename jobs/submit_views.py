@@ -225,7 +225,8 @@ def _submit(request: HttpRequest, user: User) -> HttpResponse:
     except DomainError as error:
         still = instead if instead is not None and Job.objects.filter(pk=instead.pk, state=JobState.WAITING).exists() else None
         text = refusals.error_text(error.code, error.params)
-        return _page(request, form, status=error.http_status, trouble=text, key=key, instead=still)
+        more = {"ask_for": error.params.get("what", "gpu_hours")} if error.code == "quota_exceeded" else {}
+        return _page(request, form, status=error.http_status, trouble=text, key=key, instead=still, **more)
     return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))
 
 

@@ -16,6 +16,7 @@ from jobs.services.schedule import schedule_pass as pass_do
 from jobs.services.upkeep import ranks_silence, upkeep_run
 from nodes.care import care_run
 from nodes.trends import trends_tick
+from quotas.requests import grants_expire
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def schedule_pass() -> Any:
 def schedule_sweep() -> None:
     """Every 3 s: enough by itself, should every nudge be lost. Steps aside for a pass that is running."""
     ranks_silence(now=timezone.now())
+    grants_expire(now=timezone.now())
     _told(pass_do(wait_s=0.0))
 
 

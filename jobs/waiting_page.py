@@ -56,6 +56,7 @@ def lead_data(job: Job, *, now: datetime) -> dict[str, Any]:
     position = queue_position(job, told)
     return {
         "sentence": reason_text(job.wait_code, reason_dated(job.wait_code, job.wait_params, told, now=now)),
+        "ask_for": ask_for(job),
         "position": position,
         "ahead": None if position is None else position - 1,
         "told": told,
@@ -64,6 +65,16 @@ def lead_data(job: Job, *, now: datetime) -> dict[str, Any]:
         "is_stale": told is not None and told.is_stale(now),
         "range": None if told is None else start_range(told, job, now=now),
     }
+
+
+def ask_for(job: Job) -> str:
+    """Which limit a higher one of which would let it start, as the quota page's form names it; "" = none."""
+    if job.held:
+        return ""
+    if job.wait_code == "quota_exceeded":
+        return str(job.wait_params.get("what") or "gpu_hours")
+    model = job.wait_params.get("model")
+    return {"cards_exceeded": "cards", "model_cards_exceeded": f"model_cards:{model}"}.get(job.wait_code, "")
 
 
 def start_range(told: Told, job: Job, *, now: datetime) -> Range | None:
@@ -103,6 +114,8 @@ def _room_text(queued: Any, ahead: int | None) -> str:
         return _("Has room now; the limit on cards held at once leaves %(room)d, and this job asks for %(needed)d.") % queued.hold_params
     if queued is not None and queued.hold == "quota_exceeded":
         return _("Has room now; the quota of GPU-hours is used up.")
+    if queued is not None and queued.hold == "model_cards_exceeded":
+        return _("Has room now; the limit of %(limit)d cards of %(model)s held at once leaves %(room)d.") % queued.hold_params
     return _("Has room now; jobs ahead come first.") if ahead else _("Has room now; the next pass looks again.")
 
 

@@ -289,6 +289,8 @@ UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "NebulaGrid",
     "SITE_HEADER": "NebulaGrid",
     "SITE_ICON": lambda request: static("img/mark.svg"),
+    "DASHBOARD_CALLBACK": "quotas.request_admin.front",
+    "STYLES": [lambda request: static("css/admin.css")],
     "SITE_FAVICONS": [{"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("img/mark.svg")}],
     "COLORS": {
         "primary": {

@@ -38,6 +38,7 @@ urlpatterns = [
     path("jobs/", include("jobs.page_urls")),
     path("audit/", include("quotas.audit_urls")),
     path("incidents/", include("nodes.incident_urls")),
+    path("quota/", include("jobs.quota_urls")),
     path("nodes/", include("jobs.pool_urls")),
     path("nodes/", include("nodes.page_urls")),
     # Browsers ask for it on answers that are no page of ours, such as JSON. The name of the picture has a hash: not known at import.

@@ -8,40 +8,24 @@ from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.db.models import QuerySet
-from django.forms import ModelForm
+from django.forms import CharField, ModelForm, ValidationError
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from quotas import services
 from quotas.audit import audit
+from quotas.caps import BadCaps, caps_parse, caps_text
 from quotas.models import ApiToken, LedgerEntry, Membership, Project, Quota, User
+from quotas.readonly_admin import ReadOnlyAdmin
+from quotas.request_admin import QuotaRequestAdmin, QuotaRequestEventAdmin
+
+__all__ = ["QuotaRequestAdmin", "QuotaRequestEventAdmin", "ReadOnlyAdmin"]  # the modules register themselves
 
 admin.site.unregister(Group)  # permissions are "staff" or not; groups would promise more than they do
-
-
-class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
-    """For staff to look at: what services or the database's own rules write."""
-
-    list_per_page = 50
-    show_full_result_count = False
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
 
 class PersonCreationForm(UserCreationForm):  # type: ignore[misc]
@@ -104,13 +88,58 @@ class ProjectAdmin(ModelAdmin):  # type: ignore[misc]
         return False  # jobs and charges keep their project: switch it off with "active"
 
 
+class CapsField(CharField):
+    """``a100:2, h100:1`` as text, a dictionary in the row."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def prepare_value(self, value: Any) -> Any:
+        return caps_text(value) if isinstance(value, dict) else value
+
+    def to_python(self, value: Any) -> dict[str, int]:  # type: ignore[override]
+        try:
+            return caps_parse(value or "")
+        except BadCaps as error:
+            text = _("%(part)s is no limit by card model; write them as a100:2, h100:1.")
+            raise ValidationError(text, params={"part": error.part or ":"}) from error
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        try:
+            return bool(caps_parse(data or "") != (initial or {}))
+        except BadCaps:
+            return True
+
+
+class QuotaForm(ModelForm):  # type: ignore[type-arg]
+    model_caps = CapsField(
+        label=_("cards of a model held at once"),
+        required=False,
+        help_text=_("Such as a100:2, h100:1. Models without an entry have no limit of their own."),
+    )
+
+    class Meta:
+        model = Quota
+        fields = ("user", "project", "gpu_hours", "max_active_jobs", "max_cards", "model_caps")
+
+
 @admin.register(Quota)
 class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
-    list_display = ("__str__", "gpu_hours", "used_hours", "max_active_jobs", "active_jobs", "max_cards", "held_cards", "period_start")
+    form = QuotaForm
+    list_display = ("__str__", "gpu_hours", "granted", "used_hours", "max_active_jobs", "active_jobs", "max_cards", "held_cards", "models")
     list_select_related = ("user", "project")
     search_fields = ("user__email", "project__name")
     autocomplete_fields = ("user", "project")
-    readonly_fields = ("period_start", "used_gpu_s", "active_jobs", "held_cards", "updated_at")
+    readonly_fields = ("granted", "period_start", "used_gpu_s", "active_jobs", "held_cards", "updated_at")
+
+    @admin.display(description=_("granted on top"))
+    def granted(self, quota: Quota) -> str:
+        parts = [(quota.extra_gpu_hours, _("GPU-hours")), (quota.extra_cards, _("cards")), (quota.extra_active_jobs, _("active jobs"))]
+        said = [f"+{n} {name}" for n, name in parts if n]
+        return ", ".join([*said, *(f"+{n} {model}" for model, n in sorted(quota.extra_model_cards.items()))]) or "–"
+
+    @admin.display(description=_("cards by model"))
+    def models(self, quota: Quota) -> str:
+        return caps_text(quota.model_caps) or "–"
 
     @admin.display(description=_("GPU-hours used"))
     def used_hours(self, quota: Quota) -> str:

@@ -19,7 +19,9 @@ _locked = Select(
         Quota.objects.select_for_update()
         .filter(Q(user_id__in=users) | Q(project_id__in=projects))
         .order_by(F("project_id").asc(nulls_first=True), "user_id")
-        .values_list("pk", "user_id", "project_id", "period_start", "max_cards", "extra_cards", "held_cards", "model_caps", "extra_model_cards")
+        .values_list(
+            "pk", "user_id", "project_id", "period_start", "max_cards", "extra_cards", "held_cards", "model_caps", "extra_model_cards"
+        )
     )
 )
 

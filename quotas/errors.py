@@ -82,6 +82,7 @@ class BadValue(DomainError):
         "request_what": gettext_noop("{value} can't be asked for; there are: {known}."),
         "request_amount": gettext_noop("{value} is no amount to ask for; it must be from 1 to {most}."),
         "request_until": gettext_noop("{value} is no time to ask for: it must be in the future, at most {days} days from now."),
+        "request_day": gettext_noop("{value} is no day; write it as 2026-07-31."),
         "request_why": gettext_noop("The reason has {length} characters; write {least} to {most}: what runs, and what happens without it."),
         "request_project": gettext_noop("You are no member of a project {value}."),
         "request_lead_only": gettext_noop("Only a lead of {value} asks for more for the whole project."),

@@ -76,7 +76,7 @@ def request_make(
     mine = Membership.objects.filter(project=project, user=by, project__is_active=True) if project is not None else None
     if mine is not None and not mine.exists():
         raise BadValue("request_project", params={"field": "project", "value": project.name if project else ""})
-    if of_project and (project is None or not (by.is_staff or mine is not None and mine.filter(role=Membership.Role.LEAD).exists())):
+    if of_project and (project is None or not (by.is_staff or (mine is not None and mine.filter(role=Membership.Role.LEAD).exists()))):
         raise BadValue("request_lead_only", params={"field": "project", "value": project.name if project else ""})
     with transaction.atomic():
         quota = Quota.objects.filter(project=project).first() if of_project else quota_for(by, now=now)

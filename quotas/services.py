@@ -29,7 +29,8 @@ from quotas.models import ApiToken, Membership, Project, Quota, QuotaRequest, Us
 TOKEN_PREFIX = "ngt_"  # noqa: S105 -- a mark that secret scanners look for, not a secret
 #: A token's last use is written at most this often: reading a page must not cost a write.
 LAST_USED_EVERY_S = 60
-#: GPU-seconds that a quota's owner may use this month, as SQL.
+#: Limits with what is granted on top, as SQL: active jobs, GPU-seconds this month.
+JOBS_LIMIT = F("max_active_jobs") + F("extra_active_jobs")
 HOURS_LIMIT_S = (F("gpu_hours") + F("extra_gpu_hours")) * 3600.0
 
 # --- quota rows -------------------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ def quota_job_admit(
             admitted = Quota.objects.filter(pk__in=[quota.pk for quota in rows])
             if not is_forced:
                 admitted = admitted.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=HOURS_LIMIT_S))
-                admitted = admitted.filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=F("max_active_jobs") + F("extra_active_jobs")))
+                admitted = admitted.filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=JOBS_LIMIT))
             if admitted.update(active_jobs=F("active_jobs") + 1) != len(rows):
                 raise DatabaseError("a quota is not as it was locked")
     if refusal is not None:

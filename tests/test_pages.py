@@ -361,3 +361,16 @@ def test_the_admin_is_closed_to_others(lin: User) -> None:
 
 def test_migrations_are_complete() -> None:
     call_command("makemigrations", "--check", "--dry-run", "quotas", "nodes", "jobs", verbosity=0)
+
+
+def test_limits_by_card_model_are_written_as_text_in_the_admin(boss: User) -> None:
+    admin, user = signed_in(boss), user_make(quota={"model_caps": {"a100": 2}})
+    page = f"/admin/quotas/quota/{user.quota.pk}/change/"
+    assert 'value="a100:2"' in admin.get(page).content.decode()
+    form = {"gpu_hours": "50", "max_active_jobs": "", "max_cards": ""}
+    refused = admin.post(page, {**form, "model_caps": "a100"})
+    assert refused.status_code == 200
+    assert "a100 is no limit by card model" in refused.content.decode()
+    assert admin.post(page, {**form, "model_caps": "A100:3, h100:1"}).status_code == 302
+    user.quota.refresh_from_db()
+    assert user.quota.model_caps == {"a100": 3, "h100": 1}

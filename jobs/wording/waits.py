@@ -129,7 +129,7 @@ def quota_sentence(p: Params) -> str:
     values = {"used": _amount(p.get("used")), "limit": _amount(p.get("limit")), "resets": moment(p.get("resets_at"))}
     what = p.get("what") or p.get("kind") or ("gpu_hours" if p.get("resets_at") else "")
     if what == "gpu_hours":
-        return _("%(used)s of %(limit)s GPU-hours are used; the counter resets at %(resets)s. An admin can raise the limit.") % values
+        return _("%(used)s of %(limit)s GPU-hours are used; the counter resets at %(resets)s. Ask for more under Quota.") % values
     if what in {"active_jobs", "max_active_jobs"}:
         return _("%(used)s of %(limit)s jobs that may be active at once are in use; one more can be submitted when one ends.") % values
     if what in {"cards", "held_cards", "max_cards"}:
@@ -139,7 +139,7 @@ def quota_sentence(p: Params) -> str:
             "At most %(limit)s cards of %(model)s may be held at once; this asks for %(needed)s. "
             "Ask for fewer, for another model, or for a higher limit."
         ) % {**values, "model": p.get("model"), "needed": p.get("needed")}
-    return _("The quota is reached: %(used)s of %(limit)s. An admin can raise the limit.") % values
+    return _("The quota is reached: %(used)s of %(limit)s. Ask for more under Quota.") % values
 
 
 def _amount(value: Any) -> str:
