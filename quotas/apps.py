@@ -7,6 +7,8 @@ class QuotasConfig(AppConfig):
     verbose_name = _("People and quotas")
 
     def ready(self) -> None:
-        from quotas import audit_hooks
+        from quotas import audit_hooks, notify, quota_notices, requests
 
         audit_hooks.connect()
+        notify.kinds_add(quota_notices.KINDS)
+        requests.configure(tell=quota_notices.request_tell)

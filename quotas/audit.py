@@ -54,6 +54,7 @@ ACTIONS: dict[str, str] = {
     "quota.approved": gettext_noop("quota request approved"),
     "quota.denied": gettext_noop("quota request denied"),
     "quota.withdrawn": gettext_noop("quota request withdrawn"),
+    "quota.ended": gettext_noop("granted quota ended early"),
     "price.changed": gettext_noop("price changed"),
     "secret.set": gettext_noop("secret set"),
     "secret.deleted": gettext_noop("secret deleted"),

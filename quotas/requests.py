@@ -6,7 +6,7 @@ A step is a compare-and-swap on (state, nonce): of two people who decide at once
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -14,6 +14,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_noop
 
 from quotas import calendar
+from quotas.audit import audit
 from quotas.errors import BadValue, DomainError
 from quotas.models import Membership, Project, Quota, QuotaRequest, QuotaRequestEvent, User
 from quotas.services import extras_refresh, quota_for
@@ -125,7 +126,31 @@ def _event(
     until: datetime | None = None,
     text: str = "",
 ) -> None:
-    QuotaRequestEvent.objects.create(request=request, at=now, code=code, by=by, amount=amount, until=until, text=text[:WHY_MOST])
+    event = QuotaRequestEvent.objects.create(request=request, at=now, code=code, by=by, amount=amount, until=until, text=text[:WHY_MOST])
+    params = {"step": code, "of": request.what, "model": request.model, "amount": amount, "until": until, "note": text[:200]}
+    audit(by, _AUDITED[code], f"quota request {request.pk}", params, now=now)
+    _tell(event)
+
+
+def _nobody(event: QuotaRequestEvent) -> None:
+    """Until ``configure`` was called."""
+
+
+_tell: Callable[[QuotaRequestEvent], None] = _nobody
+_AUDITED = {
+    "asked": "quota.requested",
+    "passed": "quota.approved",
+    "approved": "quota.approved",
+    "declined": "quota.denied",
+    "withdrawn": "quota.withdrawn",
+    "ended_early": "quota.ended",
+}
+
+
+def configure(*, tell: Callable[[QuotaRequestEvent], None]) -> None:
+    """``tell`` gets every step, inside its transaction (quotas/quota_notices.py, which knows this module)."""
+    global _tell
+    _tell = tell
 
 
 def leads_of(project: Project) -> QuerySet[User]:

@@ -94,6 +94,7 @@ def extras_refresh(quota_id: int, *, now: datetime) -> None:
             extra_cards=extra[QuotaRequest.What.CARDS],
             extra_model_cards=dict(by_model),
             extras_until=until,
+            told_pct=0,  # of another limit nobody was told yet
             updated_at=now,
         )
 

@@ -30,6 +30,7 @@ from nodes.services import node_cordon
 from quotas.audit import audit, audit_chain
 from quotas.deliver import notices_prune
 from quotas.models import User
+from quotas.quota_notices import limits_tell
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def upkeep_run(*, now: datetime) -> None:
     if predictions_are_old(now=now):
         predictions_refresh(now=now)
     notices_prune(now=now)
+    limits_tell(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
     audit_chain()
 

@@ -9,7 +9,10 @@ import pytest
 
 from quotas.caps import BadCaps, caps_parse, caps_sum, caps_text
 from quotas.errors import BadValue, QuotaExceeded
-from quotas.models import Membership, Project, Quota, QuotaRequest, QuotaRequestEvent, User
+from quotas.links import link_open
+from quotas.models import AuditEntry, Membership, Notice, Project, Quota, QuotaRequest, QuotaRequestEvent, User
+from quotas.notify import words
+from quotas.quota_notices import limits_tell
 from quotas.requests import (
     NotOpen,
     NotYours,
@@ -228,3 +231,53 @@ def test_text_that_is_no_limit_by_model_is_refused_with_the_part(text: str) -> N
     with pytest.raises(BadCaps) as caught:
         caps_parse(text)
     assert caught.value.part in text
+
+
+# --- who is told ------------------------------------------------------------------------------------------------------
+
+
+def told(user: User) -> list[tuple[str, str]]:
+    return [(notice.kind, words(notice)[0]) for notice in Notice.objects.filter(user=user).order_by("pk")]
+
+
+def test_who_decides_and_who_asked_are_told_of_each_step(lin: User, admin: User) -> None:
+    project, lead = led_project(lin)
+    request = asked(lin, project=project)
+    assert told(lead) == [("quota_asked", "lin@lab.example asks: +10 GPU-hours a month")]
+    assert told(admin) == []
+    request_approve(request=request, by=lead, now=NOW)
+    assert told(admin) == [("quota_asked", "lin@lab.example asks: +10 GPU-hours a month")]
+    path = Notice.objects.get(user=admin).path
+    opened = link_open(path.removeprefix("/quota/decide/").rstrip("/"))
+    assert (opened.user, opened.request, opened.is_open) == (admin, request, True)
+    request_approve(request=request, by=admin, now=NOW, amount=4)
+    assert told(lin) == [
+        ("quota_decided", "Passed on to the admins: +10 GPU-hours a month"),
+        ("quota_decided", "Approved: +4 GPU-hours a month"),
+    ]
+    assert not link_open(path.removeprefix("/quota/decide/").rstrip("/")).is_open
+    actions = AuditEntry.objects.filter(target=f"quota request {request.pk}").order_by("pk").values_list("action", "actor")
+    assert list(actions) == [
+        ("quota.requested", "lin@lab.example"),
+        ("quota.approved", "lead@lab.example"),
+        ("quota.approved", "admin@lab.example"),
+    ]
+
+
+def test_owners_are_told_once_at_80_and_at_100_percent_and_again_of_a_higher_limit(admin: User) -> None:
+    lin = user_make(quota={"gpu_hours": 10, "used_gpu_s": 7.99 * 3600, "period_start": date(2026, 3, 1)})
+    assert limits_tell(now=NOW) == 0
+    Quota.objects.filter(user=lin).update(used_gpu_s=8 * 3600)  # 80 %
+    assert (limits_tell(now=NOW), limits_tell(now=NOW)) == (1, 0)
+    Quota.objects.filter(user=lin).update(used_gpu_s=10 * 3600)
+    assert (limits_tell(now=NOW), limits_tell(now=NOW)) == (1, 0)
+    assert [kind for kind, _text in told(lin)] == ["quota_80", "quota_100"]
+    request_approve(request=asked(lin, amount=2), by=admin, now=NOW)
+    assert limits_tell(now=NOW) == 1  # 10 of 12 are 83 %
+    assert [kind for kind, _text in told(lin)][-1] == "quota_80"
+    assert limits_tell(now=NOW + timedelta(days=31)) == 0  # the counter is of last month
+
+
+def test_nobody_without_a_limit_is_told() -> None:
+    user_make(quota={"gpu_hours": None, "used_gpu_s": 9e9, "period_start": date(2026, 3, 1)})
+    assert limits_tell(now=NOW) == 0
