@@ -1,13 +1,12 @@
 """The agent's loop: one thread, one selector. It syncs, reconciles, and hears of ranks, cards and results.
 
 Small threads beside it read the WebSocket, ship logs and upload artefacts; they put a word into the inbox and wake the
-loop, and touch nothing of its state. A sync is a blocking call of at most SYNC_TIMEOUT_S; the hardware is never waited for.
+loop, and touch nothing of its state. A sync is a blocking call of at most syncline.SYNC_TIMEOUT_S; the hardware is never waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import random
@@ -28,23 +27,21 @@ from agent.config import Config
 from agent.desk import RankDesk
 from agent.hardware import Hardware
 from agent.hostload import HostLoad
-from agent.http import Answer, HttpClient, Unreachable
+from agent.http import HttpClient
 from agent.logs import LogShipper
 from agent.probe import Probe
 from agent.processes import Processes
 from agent.procs import boottime
-from agent.protocol import Inventory, Orders, ProtocolError, RankId, RestoreAsk, SyncRequest
+from agent.protocol import Inventory, Orders, RankId, RestoreAsk, SyncRequest
 from agent.store import Store
+from agent.syncline import SyncLine, status_write
 from agent.ws import Listener
 
 log = logging.getLogger("nebula-agent")
 
-SYNC_TIMEOUT_S = 10.0
 #: A sync follows a change at once; more changes within this time go together.
 COALESCE_S = 0.02
 BEGAN_S = 0.04  # "it runs" waits for so long
-RETRY_S = (1.0, 60.0)
-REFUSED_S = (30.0, 60.0)
 SAMPLE_LEAD_S = 0.3  # the sample is asked for so long before the sync that carries it
 FIRST_SAMPLE_WAIT_S = 3.0
 FACTS_S = 300.0
@@ -76,7 +73,6 @@ class Runner:
         self._seq = 0
         self._inbox: deque[tuple[str, RankId, int]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._client = connect()
         self._shipper = LogShipper(connect(), done=lambda rank, length: self._post("log_done", rank, length))
         self._uploader = ArtifactUploader(connect, done=lambda rank: self._post("artifacts_done", rank))
         self._listener = listener(lambda: self._post("sync")) if listener is not None else None
@@ -114,14 +110,10 @@ class Runner:
         self._exit_code = EXIT_OK
 
         now = time.monotonic()
-        self._next_sync = now + FIRST_SAMPLE_WAIT_S
+        self._line = SyncLine(config=config, client=connect(), rng=self._rng, first_at=now + FIRST_SAMPLE_WAIT_S)
         self._sync_started = now - COALESCE_S
         self._dirty = False
         self._began_at = float("inf")
-        self._retry_s, self._retry_at = RETRY_S[0], 0.0
-        self._answered_at: float | None = None  # Unix time, for `status`
-        self._trouble: str | None = None
-        self._columns = False  # the control plane reads statuses as columns; it says so with each answer
 
     def _changed(self) -> None:
         self._dirty = True
@@ -168,7 +160,7 @@ class Runner:
         self._desk.poll()
         if self._hardware.turn(self._desk.holders):
             self._desk.endings.look_soon()
-        if self._hardware.view.cards is not None and self._answered_at is None:
+        if self._hardware.view.cards is not None and self._line.answered_at is None:
             self._dirty = True  # the first sync waited for the first sample
         for result in self._commands.poll() if self._commands.busy else ():
             self._store.command_finish(result.cid, ok=result.ok, text=result.text)
@@ -180,11 +172,11 @@ class Runner:
             self._sync()
 
     def _sync_at(self) -> float:
-        at = self._next_sync
-        if self._dirty and (self._hardware.view.cards is not None or self._answered_at is not None):
+        at = self._line.next_at
+        if self._dirty and (self._hardware.view.cards is not None or self._line.answered_at is not None):
             at = min(at, self._sync_started + COALESCE_S)
         at = min(at, self._began_at + BEGAN_S)
-        return max(at, self._retry_at)
+        return max(at, self._line.retry_at)
 
     def _next_at(self) -> float:
         now = time.monotonic()
@@ -228,7 +220,7 @@ class Runner:
                 if self._store.rank(rank) is not None:
                     self._store.rank_update(rank, log_offset=offset)
         self._hardware.probe.close()
-        self._client.close()
+        self._line.close()
         self._selector.close()
 
     def _users_of(self, uuid: str) -> int:
@@ -308,29 +300,14 @@ class Runner:
         self._sync_started = time.monotonic()
         request, inventory = self._request()
         sent_boot = boottime()
-        body = request.to_json(columns=self._columns)
-        try:
-            answer = self._client.request_json("POST", "/api/agent/v1/sync", body, timeout_s=3.0 if final else SYNC_TIMEOUT_S)
-        except Unreachable as error:
-            self._later(str(error), None)
+        orders = self._line.send(request, final=final)
+        if orders is None:
+            if self._line.is_superseded:
+                self._exit_code, self._stopping = EXIT_SESSION_REFUSED, True
+            self._status_write()
             return
-        if answer.status != 200:
-            self._columns = False  # it may be an older one now
-            self._refused(answer)
-            return
-        try:
-            orders = Orders.from_json(answer.json())
-        except (ValueError, ProtocolError) as error:
-            self._later(f"the answer to a sync is not understood: {error}", None)
-            return
-        self._columns = orders.columns
-        if self._trouble is not None or self._answered_at is None:
-            log.info("In touch with %s.", self._config.endpoint.url)
-        self._trouble, self._retry_s, self._retry_at = None, RETRY_S[0], 0.0
-        self._answered_at = time.time()
         now = time.monotonic()
-        self._next_sync = now + max(0.05, orders.next_in_s) * self._rng.uniform(0.9, 1.05)
-        self._hardware.sample_before(self._next_sync - SAMPLE_LEAD_S)
+        self._hardware.sample_before(self._line.next_at - SAMPLE_LEAD_S)
         if inventory is not None:
             self._inventory_sent = inventory
         if request.processes is not None:
@@ -355,43 +332,6 @@ class Runner:
             self._run_commands(orders)
         self._status_write()
 
-    def _refused(self, answer: Answer) -> None:
-        text = f"{answer.status} {answer.error_text()}"
-        if answer.status == 409:
-            self._exit_code, self._stopping = EXIT_SESSION_REFUSED, True
-            log.error(
-                "The control plane refuses this agent's session for node %d (%s). This agent ends and leaves its ranks to their shims.",
-                self._config.node_id,
-                text,
-            )
-        elif answer.status == 401:
-            self._later(
-                f"the control plane does not take this node's credential ({text}); run `nebula-agent enroll` with a new token",
-                self._rng.uniform(*REFUSED_S),
-            )
-        elif answer.status == 403:
-            self._later(
-                f"the control plane refuses what node {self._config.node_id} tells ({text}); does data_dir belong to another node?",
-                self._rng.uniform(*REFUSED_S),
-            )
-        elif answer.status in (400, 413, 422):
-            self._later(f"the control plane does not understand this agent ({text}); are the versions too far apart?", None)
-        elif answer.status == 404:
-            self._later(f"{self._config.endpoint.url} has no agent API ({text}); check `endpoint`", None)
-        else:
-            self._later(f"the control plane answered {text}", answer.retry_after_s)
-
-    def _later(self, text: str, wait_s: float | None) -> None:
-        """Full jitter between 1 s and a bound that doubles to 60 s, or what the server asked for."""
-        if text != self._trouble:
-            log.warning("No sync: %s.", text.rstrip("."))
-        self._trouble = text
-        now = time.monotonic()
-        self._retry_at = now + (wait_s if wait_s is not None else self._rng.uniform(RETRY_S[0], max(RETRY_S[0], self._retry_s)))
-        self._retry_s = min(RETRY_S[1], self._retry_s * 2)
-        self._next_sync = self._retry_at
-        self._status_write()
-
     def _run_commands(self, orders: Orders) -> None:
         for command in orders.commands:
             if not self._store.command_begin(command.cid, command.kind):
@@ -410,25 +350,18 @@ class Runner:
     # --- small things -----------------------------------------------------------------------------------------
 
     def _status_write(self) -> None:
-        """What `nebula-agent status` shows. Not fsynced: it is about now."""
         status = {
             "at": time.time(),
             "pid": os.getpid(),
             "node": self._config.name,
             "node_id": self._config.node_id,
-            "endpoint": self._config.endpoint.url,
-            "answered_at": self._answered_at,
-            "trouble": self._trouble,
+            **self._line.status(),
             "version": self._version,
             "hardware_error": self._hardware.view.error,
             "gpus": [g.to_json() for g in self._hardware.view.gpus],
             "status": [s.to_json() for s in self._hardware.statuses()],
         }
-        path = self._config.data_dir / "status.json"
-        temporary = path.with_suffix(".new")
-        with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(status), encoding="utf-8")
-            temporary.replace(path)
+        status_write(self._config.data_dir, status)
 
 
 def _own_address(host: str, port: int) -> str | None:

@@ -119,8 +119,8 @@ def plane() -> Iterator[FakeControlPlane]:
 
 @pytest.fixture
 def make(plane: FakeControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
-    monkeypatch.setattr(runner_module, "RETRY_S", (0.02, 0.1))
-    monkeypatch.setattr(runner_module, "REFUSED_S", (0.05, 0.1))
+    monkeypatch.setattr("agent.syncline.RETRY_S", (0.02, 0.1))
+    monkeypatch.setattr("agent.syncline.REFUSED_S", (0.05, 0.1))
     monkeypatch.setattr("agent.ws.RETRY_S", (0.1, 0.2))
     nodes: list[Node] = []
 

@@ -1,0 +1,113 @@
+"""One sync after the other: what is sent, when the next one is due, and what to make of a refusal. Shared by the loop that runs
+ranks (runner.py) and the one that only reports (reporter.py)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from agent.config import Config
+from agent.http import Answer, HttpClient, Unreachable
+from agent.protocol import Orders, ProtocolError, SyncRequest
+
+log = logging.getLogger("nebula-agent")
+
+SYNC_TIMEOUT_S = 10.0
+FINAL_TIMEOUT_S = 3.0
+RETRY_S = (1.0, 60.0)
+REFUSED_S = (30.0, 60.0)
+
+
+class SyncLine:
+    """One per agent; only the loop's thread uses it. Times are of the monotonic clock unless said otherwise."""
+
+    def __init__(self, *, config: Config, client: HttpClient, rng: random.Random, first_at: float) -> None:
+        self._config, self._client, self._rng = config, client, rng
+        self.next_at = first_at
+        self.retry_at = 0.0  # not before this, whatever happens
+        self.answered_at: float | None = None  # Unix time, for `status`
+        self.trouble: str | None = None
+        self.is_superseded = False  # a newer agent speaks for this node: this one has to end
+        self._retry_s = RETRY_S[0]
+        self._columns = False  # the control plane reads statuses as columns; it says so with each answer
+
+    def send(self, request: SyncRequest, *, final: bool = False) -> Orders | None:
+        """The answer; None when there was none to use, and then it is known when to try again. Blocks for SYNC_TIMEOUT_S at most."""
+        body = request.to_json(columns=self._columns)
+        try:
+            answer = self._client.request_json("POST", "/api/agent/v1/sync", body, timeout_s=FINAL_TIMEOUT_S if final else SYNC_TIMEOUT_S)
+        except Unreachable as error:
+            self._later(str(error), None)
+            return None
+        if answer.status != 200:
+            self._columns = False  # it may be an older one now
+            self._refused(answer)
+            return None
+        try:
+            orders = Orders.from_json(answer.json())
+        except (ValueError, ProtocolError) as error:
+            self._later(f"the answer to a sync is not understood: {error}", None)
+            return None
+        self._columns = orders.columns
+        if self.trouble is not None or self.answered_at is None:
+            log.info("In touch with %s.", self._config.endpoint.url)
+        self.trouble, self._retry_s, self.retry_at = None, RETRY_S[0], 0.0
+        self.answered_at = time.time()
+        self.next_at = time.monotonic() + max(0.05, orders.next_in_s) * self._rng.uniform(0.9, 1.05)
+        return orders
+
+    def _refused(self, answer: Answer) -> None:
+        text = f"{answer.status} {answer.error_text()}"
+        if answer.status == 409:
+            self.is_superseded = True
+            log.error(
+                "The control plane refuses this agent's session for node %d (%s). This agent ends and leaves its ranks to their shims.",
+                self._config.node_id,
+                text,
+            )
+        elif answer.status == 401:
+            self._later(
+                f"the control plane does not take this node's credential ({text}); run `nebula-agent enroll` with a new token",
+                self._rng.uniform(*REFUSED_S),
+            )
+        elif answer.status == 403:
+            self._later(
+                f"the control plane refuses what node {self._config.node_id} tells ({text}); does data_dir belong to another node?",
+                self._rng.uniform(*REFUSED_S),
+            )
+        elif answer.status in (400, 413, 422):
+            self._later(f"the control plane does not understand this agent ({text}); are the versions too far apart?", None)
+        elif answer.status == 404:
+            self._later(f"{self._config.endpoint.url} has no agent API ({text}); check `endpoint`", None)
+        else:
+            self._later(f"the control plane answered {text}", answer.retry_after_s)
+
+    def _later(self, text: str, wait_s: float | None) -> None:
+        """Full jitter between 1 s and a bound that doubles to 60 s, or what the server asked for."""
+        if text != self.trouble:
+            log.warning("No sync: %s.", text.rstrip("."))
+        self.trouble = text
+        wait_s = wait_s if wait_s is not None else self._rng.uniform(RETRY_S[0], max(RETRY_S[0], self._retry_s))
+        self.retry_at = self.next_at = time.monotonic() + wait_s
+        self._retry_s = min(RETRY_S[1], self._retry_s * 2)
+
+    def status(self) -> dict[str, Any]:
+        return {"endpoint": self._config.endpoint.url, "answered_at": self.answered_at, "trouble": self.trouble}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def status_write(folder: Path, status: dict[str, Any]) -> None:
+    """What `nebula-agent status` shows. Not fsynced: it is about now."""
+    path = folder / "status.json"
+    temporary = path.with_suffix(".new")
+    try:
+        temporary.write_text(json.dumps(status), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        log.debug("%s is not written: %s", path, error)
