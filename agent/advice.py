@@ -48,6 +48,8 @@ def card_findings(gpu: GpuInfo, health: GpuHealth) -> list[Finding]:
         add("pcie_narrow", width=health.pcie_width, most=gpu.pcie_width)
     if health.bar1_mib is not None and gpu.total_mib and health.bar1_mib < gpu.total_mib // 2 and not gpu.unified:
         add("bar1_small", bar1_mib=health.bar1_mib, total_mib=gpu.total_mib)
+    if health.driver_model == "wddm":
+        add("wddm")
     if health.nvlinks and health.nvlinks_up is not None and 0 < health.nvlinks_up < health.nvlinks:
         add("nvlink_down", up=health.nvlinks_up, of=health.nvlinks)
     if health.power_limit_w is not None and health.power_default_w is not None and health.power_limit_w < health.power_default_w * 0.9:

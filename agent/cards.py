@@ -127,12 +127,16 @@ def node_facts(
     backend_error: str | None = None,
     backend_error_kind: str | None = None,
     advice: tuple[str, ...] = (),
+    metrics_only: bool = False,
 ) -> Inventory:
-    """The inventory of this node, with the ``advice`` that its cards give. Reads a few files of /proc and /sys."""
+    """The inventory of this node, with the ``advice`` that its cards give. Reads a few files of /proc and /sys.
+
+    ``metrics_only``: this agent launches nothing, so what would be wrong for jobs is not.
+    """
     codes: list[str] = []
-    if os.geteuid() == 0:
+    if not metrics_only and os.geteuid() == 0:
         codes.append("running_as_root")
-    if not has_cgroups:
+    if not has_cgroups and not metrics_only:
         codes.append("no_cgroup")
     codes += [ADVICE_OF_ERROR.get(code, code) for code in cards.advice]
     if backend_error is not None:
@@ -157,12 +161,22 @@ def node_facts(
         backends=cards.backends,
         rdma_ports=host.rdma_ports(),
         numa_nodes=host.numa_nodes(),
+        metrics_only=metrics_only,
     )
 
 
 def _placed(gpu: GpuInfo) -> GpuInfo:
     """With its way to the processor, where the backend did not tell it."""
     return gpu if gpu.pcie_hops is not None else replace(gpu, pcie_hops=host.pcie_hops(gpu.pci_bus_id))
+
+
+def status_text(backend: str, status: Collection[GpuStatus]) -> str:
+    """What the cards said last, a line each."""
+    lines = [f"{backend} backend, {len(status)} cards"]
+    for card in status:
+        told = {k: v for k, v in card.to_json().items() if k != "uuid"}
+        lines.append(f"{card.uuid}: " + (", ".join(f"{k} {v}" for k, v in told.items()) or "no values"))
+    return "\n".join(lines)
 
 
 def power_headroom_pct(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from agent.cards import status_text
 from agent.logs import output_tail
 from agent.probe import Simulation
 from agent.protocol import Command, CommandResult, GpuStatus, ProtocolError, rank_parts
@@ -129,11 +130,7 @@ class CommandRunner:
 
     def _diagnose(self, command: Command) -> CommandResult | None:
         if "nvml" not in self._backend.split("+"):
-            lines = [f"{self._backend} backend, {len(self._status())} cards"]
-            for card in self._status():
-                told = {k: v for k, v in card.to_json().items() if k != "uuid"}
-                lines.append(f"{card.uuid}: " + (", ".join(f"{k} {v}" for k, v in told.items()) or "no values"))
-            return CommandResult(cid=command.cid, ok=True, text="\n".join(lines)[:MAX_TEXT])
+            return CommandResult(cid=command.cid, ok=True, text=status_text(self._backend, self._status())[:MAX_TEXT])
         return self._start(command, DIAGNOSE_ARGV, DIAGNOSE_S)
 
     def _start(self, command: Command, argv: Sequence[str], limit_s: float) -> CommandResult | None:

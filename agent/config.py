@@ -13,8 +13,11 @@ from typing import Any, Literal
 
 from agent.http import Endpoint, EndpointError, endpoint_parse
 
-DEFAULT_PATH = Path("/etc/nebulagrid/agent.toml")
-DEFAULT_DATA = Path("/var/lib/nebulagrid/agent")
+if os.name == "nt":
+    _BASE = Path(os.environ.get("PROGRAMDATA", "C:/ProgramData"), "nebulagrid")
+    DEFAULT_PATH, DEFAULT_DATA = _BASE / "agent.toml", _BASE / "agent"
+else:
+    DEFAULT_PATH, DEFAULT_DATA = Path("/etc/nebulagrid/agent.toml"), Path("/var/lib/nebulagrid/agent")
 
 #: ``auto`` = all that this machine has, several at once if need be.
 BACKENDS = ("auto", "nvml", "level_zero", "ascend", "amd", "simulated", "none")
@@ -22,6 +25,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "backend": BACKENDS,
     "cuda_visible": ("index", "uuid"),
     "identity": ("same", "mapped"),
+    "mode": ("jobs", "metrics"),
+    "driver_model": ("off", "read"),
 }
 _KEYS = (
     "endpoint",
@@ -38,6 +43,8 @@ _KEYS = (
     "agent_id",
     "address",
     "power_feed_w",
+    "mode",
+    "driver_model",
 )
 #: Keys that are whole numbers above 0.
 _WHOLE = ("node_id", "power_feed_w")
@@ -64,6 +71,8 @@ class Config:
     identity: Literal["same", "mapped"] = "same"
     ca_file: Path | None = None
     pin_sha256: str | None = None
+    mode: Literal["jobs", "metrics"] = "jobs"  # metrics = nothing is launched here
+    driver_model: Literal["off", "read"] = "off"  # whether Windows' driver model (WDDM, TCC) is asked for
     power_feed_w: int | None = None  # what the machine's power supplies give its cards together; None = the sum of the cards' limits
     address: str | None = None  # the address that other nodes reach this one at; None = found by itself
 
@@ -142,6 +151,8 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         ca_file=_path(values.get("ca_file"), base),
         pin_sha256=pin or None,
         address=values.get("address") or None,
+        mode=values.get("mode", "jobs"),
+        driver_model=values.get("driver_model", "off"),
         power_feed_w=whole.get("power_feed_w"),
     )
 
@@ -161,7 +172,7 @@ def file_write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Replace a file in one step, with this mode from its first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), mode)
     try:
         os.write(fd, text.encode())
         os.fsync(fd)

@@ -13,7 +13,6 @@ from agent.backends.base import Cards, HardwareEvent, Placed
 from agent.cards import CardView
 from agent.probe import Probe, cards_from, cards_to
 from agent.processes import Processes
-from agent.procs import process_stat
 from agent.protocol import GpuGrant, GpuStatus, ProtocolError, RankId
 from agent.store import Store
 
@@ -115,6 +114,10 @@ class Hardware:
 
 
 def _start_of(pid: int) -> int | None:
+    try:
+        from agent.procs import process_stat
+    except (ImportError, OSError, AttributeError, TypeError):
+        return None  # no /proc, no prctl: a system that only reports
     found = process_stat(pid)
     return found.start if found is not None else None
 

@@ -7,6 +7,7 @@ import platform
 import re
 from pathlib import Path
 
+from agent import windows
 from agent.backends.base import bus_slot
 from agent.protocol import RdmaInfo
 
@@ -55,20 +56,23 @@ def pcie_hops(pci_bus_id: str | None, root: str = "/") -> int | None:
     return max(0, -(-(len(ports) - 2) // 2))
 
 
-def memory_mib() -> int:
+def memory_mib() -> int | None:
+    if os.name == "nt":
+        found = windows.memory_mib()
+        return found[0] if found is not None else None
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (1024 * 1024)
 
 
 def cpu_cores() -> int:
     """That this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def os_name() -> str:
     try:
         name = platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
     except OSError:
-        name = platform.system()
+        name = platform.system()  # Windows, or a Linux that does not name itself
     return f"{name}, {platform.release()}"
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
+from agent import windows
 from agent.protocol import HostStatus
 
 #: Syncs may follow each other within milliseconds, and a share of so short a time says nothing: the last reading stands.
@@ -40,6 +42,8 @@ class HostLoad:
 
     def _cpu_ticks(self) -> tuple[int, int] | None:
         """(busy, all) since boot. Waiting for a disk is idle; a guest's time is in user's already."""
+        if os.name == "nt":
+            return windows.cpu_ticks()
         try:
             fields = [int(text) for text in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
             idle = fields[3] + fields[4]
@@ -48,6 +52,9 @@ class HostLoad:
             return None
 
     def _memory(self) -> int | None:
+        if os.name == "nt":
+            found = windows.memory_mib()
+            return found[1] if found is not None else None
         try:
             lines = (line.split(":") for line in (self._proc / "meminfo").read_text().splitlines())
             kib = {name: int(value.split()[0]) for name, value in lines}
@@ -57,10 +64,10 @@ class HostLoad:
 
     def _disk(self) -> tuple[int | None, int | None]:
         try:
-            found = os.statvfs(self._folder)
+            found = shutil.disk_usage(self._folder)
         except OSError:
             return None, None
-        return found.f_bavail * found.f_frsize // MIB, found.f_blocks * found.f_frsize // MIB
+        return found.free // MIB, found.total // MIB
 
 
 def cpu_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> int | None:

@@ -255,7 +255,7 @@ def credential_read(path: str) -> str:
             text = file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise EndpointError(f"The credential file {path} cannot be read ({error}); run `nebula-agent enroll` first.") from error
-    if mode & 0o077:
+    if mode & 0o077 and os.name != "nt":  # Windows tells nothing of this kind by a mode
         raise EndpointError(f"The credential file {path} has mode {mode:04o} and is open to others: chmod 600 {path}")
     if not text or any(c.isspace() for c in text):
         raise EndpointError(f"The credential file {path} does not hold one credential; run `nebula-agent enroll` again.")

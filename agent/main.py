@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -58,6 +57,8 @@ def command_run(args: argparse.Namespace) -> int:
     _data_dir(config)
     lock = _lock(config)
     try:
+        if config.mode == "metrics" or os.name == "nt":
+            return _report(config, credential)
         from agent.procs import boot_id
         from agent.ranks import RankProcesses
 
@@ -106,11 +107,52 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
         store.close()
 
 
+def _report(config: Config, credential: str) -> int:
+    """The agent of a node that only reports."""
+    from agent.reporter import Reporter
+    from agent.store import Store, StoreError
+
+    # Nothing may run here that this agent then would not know of.
+    if any((config.data_dir / "ranks").glob("*")):
+        raise Quit(
+            f'{config.data_dir} still holds ranks of jobs. Drain the node and let them end in mode = "jobs", or name another data_dir.', 1
+        )
+    probe, backend = _probe(config)
+    config = replace(config, backend=backend)
+    try:
+        store = Store(config.data_dir / "agent.db")
+    except StoreError as error:
+        raise Quit(str(error), 1) from error
+    log.info("Node %d (%s), %s, %s backend. It only reports.", config.node_id, config.name, config.endpoint.url, backend)
+    reporter = Reporter(
+        config=config,
+        version=agent_version(),
+        store=store,
+        probe=probe,
+        client=_client(config, authorization(config.node_id, credential)),
+        listener=_listener(config, credential),
+        extra_advice=_windows_advice if os.name == "nt" else tuple,
+    )
+    try:
+        return reporter.run()
+    finally:
+        store.close()
+
+
+def _windows_advice() -> tuple[str, ...]:
+    from agent import windows
+
+    return windows.advice(windows.display_problems())
+
+
 def _probe(config: Config) -> tuple[Probe, str]:
     """The probe and the name of what it reads."""
     from agent.backends.base import BackendError, NoBackend
     from agent.backends.choose import backends_present
     from agent.probe import ChildProbe, InlineProbe
+
+    # The child reads it; so it does where the file says it and not the environment.
+    os.environ["NEBULA_AGENT_DRIVER_MODEL"] = config.driver_model
 
     names = [config.backend]
     if config.backend == "auto":
@@ -123,6 +165,10 @@ def _probe(config: Config) -> tuple[Probe, str]:
     if backend == "none":
         return InlineProbe(NoBackend()), backend
     if backend != "simulated":
+        if os.name == "nt":
+            from agent.probe_thread import ThreadProbe
+
+            return ThreadProbe(backend), backend
         return ChildProbe(backend), backend
     from agent.backends.simulated import SimulatedBackend
 
@@ -183,9 +229,11 @@ def _data_dir(config: Config) -> None:
 
 def _lock(config: Config) -> int:
     """Hold the data directory. The descriptor is not inherited, so the lock ends with this process, whatever lives on."""
+    path = config.data_dir / "agent.lock"
+    if sys.platform == "win32":
+        return _lock_windows(path)
     import fcntl
 
-    path = config.data_dir / "agent.lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,6 +243,22 @@ def _lock(config: Config) -> int:
         raise Quit(f"Another agent (process {other or 'unknown'}) runs on {config.data_dir}; two would start jobs twice.", 1) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _lock_windows(path: Path) -> int:
+    import msvcrt
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # A byte far behind the number: what is locked can't be read there.
+        os.lseek(fd, 1 << 20, os.SEEK_SET)
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+    except OSError:
+        os.close(fd)
+        raise Quit(f"Another agent runs on {path.parent}.", 1) from None
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, f"{os.getpid()}\n".encode())
     return fd
 
 
@@ -251,7 +315,7 @@ def _enrolled(
     for key, value in (("ca_file", args.ca_file), ("data_dir", args.data_dir), ("scenario", args.scenario)):
         if value is not None:
             values[key] = str(Path(value).absolute())
-    for key in ("pin_sha256", "backend"):
+    for key in ("pin_sha256", "backend", "mode"):
         if getattr(args, key) is not None:
             values[key] = getattr(args, key)
     values.update(endpoint=endpoint.url, node_id=node_id, name=name, credential_file=str(credential_file.absolute()))
@@ -290,42 +354,10 @@ def _token(args: argparse.Namespace) -> str:
 # --- status ---------------------------------------------------------------------------------------------------
 
 
-def status_collect(config: Config) -> dict[str, Any]:
-    """What this node knows of itself, from the agent's files; works while the agent runs and while it doesn't."""
-    import fcntl
-    import sqlite3
-
-    found: dict[str, Any] = {"node": config.name, "node_id": config.node_id, "endpoint": config.endpoint.url, "running": False}
-    with contextlib.suppress(OSError, ValueError):
-        found.update(json.loads((config.data_dir / "status.json").read_text(encoding="utf-8")))
-    with contextlib.suppress(OSError), open(config.data_dir / "agent.lock", "rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            found["running"] = True
-    ranks: list[dict[str, Any]] = []
-    with contextlib.suppress(sqlite3.Error):
-        # Read-only, and never in the agent's way.
-        with contextlib.closing(sqlite3.connect(f"file:{config.data_dir / 'agent.db'}?mode=ro", uri=True, timeout=1)) as db:
-            rows = db.execute("SELECT rank, state, spec, released FROM ranks WHERE NOT forgotten ORDER BY job, rank").fetchall()
-        for rank, state, spec, released in rows:
-            asked = json.loads(spec) if spec else {}
-            started = state != "PREPARING" or (config.data_dir / "ranks" / rank / "started.json").exists()
-            ranks.append(
-                {
-                    "rank": rank,
-                    "state": "RUNNING" if state == "PREPARING" and started else state,
-                    "name": asked.get("name", ""),
-                    "gpus": [g["uuid"] for g in asked.get("gpus", [])],
-                    "released": None if released is None else bool(released),
-                }
-            )
-    found["ranks"] = ranks
-    return found
-
-
 def command_status(args: argparse.Namespace) -> int:
     """Show node, control plane, cards and ranks. Exit status 1 when no agent runs."""
+    from agent.status import status_collect, status_lines
+
     found = status_collect(_config(args))
     if args.json:
         say(json.dumps(found, indent=2))
@@ -352,40 +384,6 @@ def command_doctor(args: argparse.Namespace) -> int:
     text, code = examine(config, config_error=config_error, as_json=args.json)
     say(text)
     return code
-
-
-def _plain(text: object) -> str:
-    """Names come from users and hardware: nothing of them may steer the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))
-
-
-def status_lines(found: dict[str, Any], *, now: float) -> list[str]:
-    lines = [f"Node      {_plain(found['node'])} (id {found['node_id']})"]
-    lines.append(f"Agent     {'process ' + str(found.get('pid')) if found['running'] else 'not running'}")
-    answered = found.get("answered_at")
-    touch = "never answered" if answered is None else f"last answer {max(0, now - answered):.0f} s ago"
-    lines.append(f"Control   {found['endpoint']}, {touch}")
-    if found.get("trouble"):
-        lines.append(f"Trouble   {_plain(found['trouble'])}")
-    if found.get("hardware_error"):
-        lines.append(f"Hardware  {_plain(found['hardware_error'])}")
-    status = {s["uuid"]: s for s in found.get("status", [])}
-    lines.append(f"Cards     {len(found.get('gpus', []))}")
-    for gpu in found.get("gpus", []):
-        card = status.get(gpu["uuid"], {})
-        total = gpu.get("total_mib")
-        memory = f"{_number(card.get('used_mib'))} / {_number(total)} MiB"
-        text = card.get("error") or f"{memory}, {_number(card.get('util_pct'))} %, {_number(card.get('temp_c'))} °C"
-        mark = " (simulated)" if gpu.get("simulated") else ""
-        lines.append(f"  {gpu['index']}  {_plain(gpu['model'])}{mark}  {text}")
-    lines.append(f"Ranks     {len(found['ranks'])}")
-    for rank in found["ranks"]:
-        lines.append(f"  {rank['rank']}  {rank['state']}  {_plain(rank['name'])}".rstrip())
-    return lines
-
-
-def _number(value: int | None) -> str:
-    return "n/a" if value is None else str(value)
 
 
 # --- the command line -----------------------------------------------------------------------------------------
@@ -415,6 +413,7 @@ def parser_make() -> argparse.ArgumentParser:
     enroll.add_argument("--name", help="name of this node (its host name)")
     enroll.add_argument("--data-dir", metavar="DIR", help="where the agent keeps its store and its ranks")
     enroll.add_argument("--backend", choices=BACKENDS, help="kind of hardware (auto)")
+    enroll.add_argument("--mode", choices=("jobs", "metrics"), help="metrics: the node only reports, nothing is launched on it")
     enroll.add_argument("--scenario", metavar="FILE", help="scenario of the simulated backend")
     enroll.add_argument("--ca-file", metavar="FILE", help="the control plane's own CA")
     enroll.add_argument("--pin-sha256", metavar="HEX", help="SHA-256 of the control plane's certificate")

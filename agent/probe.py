@@ -202,7 +202,7 @@ class ChildProbe:
         self._deadline_s, self._kill_after_s = deadline_s, kill_after_s
         self._child: subprocess.Popen[bytes] | None = None
         self._leaving: list[subprocess.Popen[bytes]] = []  # closed their pipe, not reaped yet
-        self._epoll = select.epoll()  # outlives the children, whose pipes come and go
+        self._watch()
         self._buffer = b""
         self._asked_at: float | None = None  # since when nothing was answered
         self._sent_at = 0.0  # when the outstanding request was written
@@ -216,6 +216,30 @@ class ChildProbe:
 
     def fileno(self) -> int | None:
         return self._epoll.fileno()
+
+    # --- how the child's end is waited for: another system may do it another way (probe_thread.py) ------------
+
+    def _watch(self) -> None:
+        self._epoll = select.epoll()  # outlives the children, whose pipes come and go
+
+    def _unwatch(self) -> None:
+        self._epoll.close()
+
+    def _listen(self, child: subprocess.Popen[bytes]) -> None:
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+        if child.stdout is not None:
+            self._epoll.register(child.stdout.fileno(), select.EPOLLIN)
+
+    def _read(self, child: subprocess.Popen[bytes]) -> bytes | None:
+        """What it has said; None = nothing more now, b"" = it has closed its end."""
+        try:
+            return os.read(child.stdout.fileno(), 1 << 16) if child.stdout is not None else b""
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
 
     @property
     def child_pid(self) -> int | None:
@@ -233,11 +257,7 @@ class ChildProbe:
             log.error("The hardware probe cannot be started: %s.", error)
             self._gone()
             return False
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-        if child.stdout is not None:
-            self._epoll.register(child.stdout.fileno(), select.EPOLLIN)
+        self._listen(child)
         self._child, self._buffer, self._killed = child, b"", False
         return True
 
@@ -282,15 +302,9 @@ class ChildProbe:
         samples: list[Sample] = []
         events: list[HardwareEvent] = []
         child = self._child
-        if child is None or child.stdout is None:
+        if child is None:
             return samples, events
-        while True:
-            try:
-                data = os.read(child.stdout.fileno(), 1 << 16)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
+        while (data := self._read(child)) is not None:
             if not data:
                 self._gone()
                 break
@@ -329,7 +343,7 @@ class ChildProbe:
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=2.0)
-        self._epoll.close()
+        self._unwatch()
 
 
 def cards_to(cards: Cards) -> dict[str, Any]:

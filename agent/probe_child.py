@@ -92,6 +92,8 @@ def samples_take(backend: HardwareBackend, requests: Iterator[bool]) -> Iterator
 def start_anew(*, processes: bool) -> NoReturn:
     """Become a new child, same process and pipes: a library once loaded stays loaded, so after an upgrade of the driver
     this one would never fit again."""
+    if os.name == "nt":
+        os._exit(0)  # there, becoming another program means a new process: the agent starts one
     os.environ[PENDING] = "1" if processes else "0"
     os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this very program
 

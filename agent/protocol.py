@@ -181,6 +181,7 @@ class GpuHealth(Message):
     slow_c: int | None = None  # from this temperature on the card slows itself down
     bar1_mib: int | None = None  # of the card's memory that the host can reach at once
     energy_j: int | None = field(default=None, compare=False)  # used since the driver was loaded
+    driver_model: str | None = None  # wddm | tcc | mcdm; Windows only, and only where the agent is told to ask
     anomalies: int = 0  # values that no card can have, dropped since the agent's start
 
 

@@ -41,6 +41,14 @@ ADVICE = {
     ),
     "nvlink_down": gettext_lazy("Some of a card's NVLinks are down: check the bridge or reseat the card."),
     "power_limited": gettext_lazy("A card's power limit is set well below its default, so it is slower than others of its kind."),
+    "wddm": gettext_lazy(
+        "Windows drives a card as a display (WDDM): programs' memory is not told, and long kernels are interrupted. Use a card for "
+        "compute alone, without a display on it; data-centre and workstation cards can be switched to TCC: nvidia-smi -dm 1."
+    ),
+    "device_code_43": gettext_lazy(
+        "Windows has stopped a card (code 43): look at the event log (source nvlddmkm), take displays off the card, then remove the driver "
+        "with DDU and install the Studio driver. If it stays, try the card in another machine."
+    ),
     "topology_unknown": gettext_lazy("The card topology can't be read: cards that are close to each other are not preferred."),
     "unified_memory": gettext_lazy("The cards share memory with the host."),
     "clock_skew": gettext_lazy("The node's clock differs from the control plane's; set up NTP."),

@@ -7,7 +7,6 @@ carries `error` and Nones, the rest are complete.
 from __future__ import annotations
 
 import logging
-import pwd
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -266,10 +265,12 @@ def host_memory_mib() -> int | None:
 def describe(process: GpuProcess) -> GpuProcess:
     """Add user and program name from /proc. The arguments stay out: they may hold secrets."""
     try:
+        import pwd  # not on Windows, which has no /proc either
+
         base = Path("/proc", str(process.pid))
         uid = base.stat().st_uid
         command = base.joinpath("comm").read_text().strip()
-    except OSError:
+    except (OSError, ImportError):
         return process
     try:
         user = pwd.getpwuid(uid).pw_name

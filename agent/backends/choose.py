@@ -17,6 +17,10 @@ _INTEL, _AMD = 0x8086, 0x1002
 
 def backends_present(root: str = "/") -> list[str]:
     """The backends whose library or tool, and for Intel and AMD whose cards, are on this machine. Loads nothing."""
+    if os.name == "nt":
+        from agent.windows import nvml_find
+
+        return ["nvml"] if nvml_find(dict(os.environ)) is not None else []
     from agent.backends.amd import amdsmi_find
     from agent.backends.ascend import npu_smi_find
     from agent.backends.level_zero import loader_present
@@ -52,7 +56,7 @@ def backend_make(name: str) -> HardwareBackend:
         from agent.backends.kernel_log import KMSG
         from agent.backends.nvml import NvmlBackend
 
-        return NvmlBackend(kernel_log=KMSG)
+        return NvmlBackend(kernel_log=None if os.name == "nt" else KMSG, driver_model=os.environ.get("NEBULA_AGENT_DRIVER_MODEL") == "read")
     if name == "level_zero":
         from agent.backends.level_zero import LevelZeroBackend
 

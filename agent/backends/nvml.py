@@ -50,11 +50,12 @@ class _Card:
 class NvmlBackend:
     name = "nvml"
 
-    def __init__(self, *, xid_wait_ms: int = 1000, kernel_log: str | None = None, root: str = "/") -> None:
+    def __init__(self, *, xid_wait_ms: int = 1000, kernel_log: str | None = None, root: str = "/", driver_model: bool = False) -> None:
         """``xid_wait_ms``: how long one wait for an event lasts; `cleanup` waits for its end. ``kernel_log``: the file of
-        the kernel's messages, None = not read. ``root``: where /sys and /proc are."""
+        the kernel's messages, None = not read. ``root``: where /sys and /proc are. ``driver_model``: ask for Windows' own."""
         self.sanity, self._complaints = Sanity(), Complaints(log)
         self._xid_wait_ms, self._kernel_log_path, self._root = xid_wait_ms, kernel_log, root
+        self._driver_model = driver_model
         self._nvml: Nvml | None = None
         self._cards: list[_Card] = []
         self._count = 0  # that NVML named at the last look
@@ -258,7 +259,7 @@ class NvmlBackend:
             if card.parent is not None:
                 continue  # it is the card that ages, not its parts
             try:
-                found.append(self.sanity.healthy(health_read(nvml, card.handle, card.info.uuid)))
+                found.append(self.sanity.healthy(health_read(nvml, card.handle, card.info.uuid, driver_model=self._driver_model)))
             except nvml.raw.NVMLError:
                 continue  # its status says that it is lost
             except Exception as error:

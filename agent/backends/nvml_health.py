@@ -30,8 +30,12 @@ def throttle_read(nvml: Nvml, handle: Any) -> tuple[str, ...] | None:
     return None if bits is None else tuple(word for bit, word in THROTTLE if bits & bit)
 
 
-def health_read(nvml: Nvml, handle: Any, uuid: str) -> GpuHealth:
-    """All that the card tells, unfiltered. Raises NVMLError for a lost card."""
+#: NVML's driver models of Windows.
+DRIVER_MODELS = {0: "wddm", 1: "tcc", 2: "mcdm"}
+
+
+def health_read(nvml: Nvml, handle: Any, uuid: str, *, driver_model: bool = False) -> GpuHealth:
+    """All that the card tells, unfiltered; ``driver_model``: that of Windows, too. Raises NVMLError for a lost card."""
     raw = nvml.raw
     modes = {
         raw.NVML_COMPUTEMODE_DEFAULT: "default",
@@ -68,8 +72,15 @@ def health_read(nvml: Nvml, handle: Any, uuid: str) -> GpuHealth:
         mem_max_mhz=nvml.ask("nvmlDeviceGetMaxClockInfo", handle, raw.NVML_CLOCK_MEM),
         slow_c=nvml.ask("nvmlDeviceGetTemperatureThreshold", handle, raw.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         bar1_mib=None if bar1 is None else bar1.bar1Total // MIB,
+        driver_model=_driver_model(nvml, handle) if driver_model else None,
         energy_j=_thousandth(nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle)),
     )
+
+
+def _driver_model(nvml: Nvml, handle: Any) -> str | None:
+    """The one in force (not the one that a restart would bring)."""
+    found = nvml.ask("nvmlDeviceGetDriverModel", handle)
+    return None if found is None else DRIVER_MODELS.get(found[0])
 
 
 def _rows(nvml: Nvml, handle: Any) -> dict[str, Any]:

@@ -122,6 +122,26 @@ def test_the_slow_facts_of_a_card_that_has_them_all(machine: Machine, backend: N
     assert (health.pcie_gen, health.pcie_replays, health.energy_j) == (4, 2, 123456)  # not part of the comparison above
 
 
+@pytest.mark.parametrize(("told", "expected"), [(0, "wddm"), (1, "tcc"), (2, "mcdm"), (9, None), (None, None)])
+def test_windows_driver_model_is_read_where_the_agent_is_told_to(machine: Machine, told: int | None, expected: str | None) -> None:
+    machine.card(driver_model=told)
+    backend = NvmlBackend(xid_wait_ms=50, driver_model=True)
+    backend.initialize()
+    try:
+        assert backend.get_health()[0].driver_model == expected
+    finally:
+        backend.cleanup()
+
+
+def test_windows_driver_model_is_not_asked_for_otherwise(machine: Machine, backend: NvmlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    machine.card(driver_model=0)
+    backend.initialize()
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetDriverModel", lambda handle: pytest.fail("it was asked for"))
+    assert backend.get_health()[0].driver_model is None
+
+
 def test_the_slow_facts_of_the_mixed_cards(machine: Machine, backend: NvmlBackend) -> None:
     uuids = lab(machine)
     backend.initialize()

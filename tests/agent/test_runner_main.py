@@ -17,8 +17,9 @@ from agent import config as config_module
 from agent.backends.scenario import FAULTS, scenario_parse
 from agent.config import ConfigError, config_load, config_path, config_text
 from agent.jobenv import SpecError, environment
-from agent.main import main, status_lines
+from agent.main import main
 from agent.protocol import GpuGrant, GpuInfo, RankSpec
+from agent.status import status_lines
 from agent.testing import Failure, FakeControlPlane
 from tests.agent.rank_lab import ROOT
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 from jobs.lifecycle import JobState
 from nodes import telemetry
 from nodes.models import AgentCommand, GpuLink, HealthEvent, Node
+from nodes.pool import pool_gpus
 from tests.factories import attempt_make, gpu_make, job_make, node_make, user_make
 
 pytestmark = pytest.mark.django_db
@@ -249,3 +250,12 @@ def test_the_number_of_queries_does_not_grow(client: Client, django_assert_max_n
     assert Node.objects.count() == 5
     for path in READ:
         assert queries(path) == few[path], path
+
+
+def test_a_node_that_only_reports_says_so_and_none_of_its_cards_counts_as_free(client: Client) -> None:
+    node_make("node01", cards=1, is_metrics_only=True)
+    body = page(client, user_make(), "/nodes/node01/")
+    assert "metrics only" in body
+    assert "This node only reports." in body
+    ((_gpu, use),) = pool_gpus()
+    assert (use.use, use.takes_work) == ("maintenance", False)

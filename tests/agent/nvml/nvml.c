@@ -226,6 +226,7 @@ API int nvmlDeviceGetTemperatureThreshold(dev d, u32 kind, u32 *out) {
     return r;
 }
 API int nvmlDeviceGetBAR1MemoryInfo(dev d, u64 *o) { u64 v; int r = number(d, "nvmlDeviceGetBAR1MemoryInfo", "bar1", &v); if (!r) o[0] = v; return r; }
+API int nvmlDeviceGetDriverModel_v2(dev d, u32 *now, u32 *next) { u64 v; int r = number(d, "nvmlDeviceGetDriverModel_v2", "driver_model", &v); if (!r) *now = *next = (u32)v; return r; }
 API int nvmlDeviceGetEccMode(dev d, u32 *now, u32 *next) { u64 v; int r = number(d, "nvmlDeviceGetEccMode", "ecc", &v); if (!r) *now = *next = (u32)v; return r; }
 API int nvmlDeviceGetTotalEccErrors(dev d, u32 kind, u32 counter, u64 *out) {
     return number(d, "nvmlDeviceGetTotalEccErrors", counter ? "ecc_life" : kind ? "ecc_double" : "ecc_single", out);
