@@ -9,11 +9,13 @@ from celery import shared_task
 from django.conf import settings
 from django.utils import timezone
 
+from jobs import alert_figures
 from jobs.forecaster import forecast_wanted
 from jobs.services.faults import faults_apply
 from jobs.services.schedule import PassResult
 from jobs.services.schedule import schedule_pass as pass_do
 from jobs.services.upkeep import ranks_silence, upkeep_run
+from nodes.alerts import alerts_tick
 from nodes.care import care_run
 from nodes.trends import trends_tick
 from quotas.requests import grants_expire
@@ -59,3 +61,9 @@ def health() -> None:
     trends_tick(now=now.timestamp())
     if faults_apply(now=now):
         pass_do(wait_s=0.0)
+
+
+@shared_task(name="jobs.tasks.alerts")
+def alerts() -> None:
+    """Every 5 s; the first of each 15 s looks at the rules."""
+    alerts_tick(now=timezone.now().timestamp(), more=alert_figures.figures, owners=alert_figures.owners)

@@ -280,6 +280,7 @@ CELERY_BEAT_SCHEDULE: dict[str, Any] = {
     # Often enough that a late beat misses no step; the first of each step does the work.
     "samples": {"task": "nodes.tasks.samples_tick", "schedule": 5.0, "options": {"expires": 5}},
     "health": {"task": "jobs.tasks.health", "schedule": 5.0, "options": {"expires": 5}},
+    "alerts": {"task": "jobs.tasks.alerts", "schedule": 5.0, "options": {"expires": 5}},
     "notices": {"task": "nodes.tasks.notices_send", "schedule": 5.0, "options": {"expires": 5}},
     "upkeep": {"task": "jobs.tasks.upkeep", "schedule": 30.0, "options": {"expires": 30}},
 }

@@ -7,8 +7,8 @@ class NodesConfig(AppConfig):
     verbose_name = _("Nodes")
 
     def ready(self) -> None:
-        from nodes import foreign, live
+        from nodes import alert_words, foreign, live
         from quotas import notify
 
         notify.configure(tell=live.users_tell)
-        notify.kinds_add(foreign.KINDS)
+        notify.kinds_add({**foreign.KINDS, **alert_words.NOTICES})

@@ -48,3 +48,16 @@ class NodeRefused(DomainError):
         "drill_not_simulated": gettext_noop("{node} has real cards. Drills are for simulated nodes only: {nodes}."),
         "command_ttl": gettext_noop("A command waits for 1–{limit_s} s; got {ttl_s} s."),
     }
+
+
+class AlertRefused(DomainError):
+    """What is asked of an alert or a mute can't be done."""
+
+    default_code = "invalid"
+    sentences = {
+        "alert_resolved": gettext_noop("Alert {alert} is resolved; there is nothing to acknowledge any more."),
+        "alert_note": gettext_noop("A note may have {limit} characters; got {length}."),
+        "mute_reason": gettext_noop("Say why nobody is to be told, in 1–{limit} characters; got {length}."),
+        "mute_of_nothing": gettext_noop("Name what to mute: a rule, a node or a card."),
+        "mute_until_past": gettext_noop("The end of the mute must be in the future; {until} is past."),
+    }

@@ -13,11 +13,16 @@ from django.db.models import F, Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from nodes.alert_models import Alert, AlertJob, AlertMute, AlertRule
 from nodes.health_models import CardCare, Incident, IncidentEntry, XidPolicy
 from nodes.sample_models import GpuSample, Level, NodeSample, PoolSample, RankSample
 
 __all__ = [
     "AgentCommand",
+    "Alert",
+    "AlertJob",
+    "AlertMute",
+    "AlertRule",
     "CardCare",
     "EnrolToken",
     "Gpu",

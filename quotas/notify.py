@@ -117,10 +117,10 @@ def notify(
     lab: bool = False,
     at: datetime | None = None,
 ) -> int:
-    """Returns how many are told. ``key`` names the episode: who was told of it is not told again. ``lab``: the installation's own
-    channels get it, too. ``params``: JSON values only; ``path`` begins with /.
+    """Returns how many are told, the lab's own channels (``lab``) as one. ``key`` names the episode: who was told of it is not told
+    again. ``params``: JSON values only; ``path`` begins with /.
 
-    Five statements however many recipients, one more each where somebody was told by another transaction meanwhile.
+    Six statements however many recipients, one more each where somebody was told by another transaction meanwhile.
     Raises KeyError for a kind that nobody has added.
     """
     known, params, at = KINDS[kind], dict(params or {}), at or timezone.now()
@@ -128,7 +128,7 @@ def notify(
     users: list[int | None] = (
         list(User.objects.filter(pk__in=wanted, is_active=True).order_by("pk").values_list("pk", flat=True)) if wanted else []
     )
-    if lab:
+    if lab and NoticeChannel.objects.filter(user__isnull=True, is_active=True).exists():
         users.append(None)
     with transaction.atomic():
         notices = _notices_create([Notice(user_id=pk, kind=kind, params=params, path=path, key=key, at=at) for pk in users], key=key)

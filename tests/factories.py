@@ -84,6 +84,11 @@ def xid_rules_ship() -> None:
     rules.rules_ship(apps, None)
 
 
+def alert_rules_ship() -> None:
+    """The same of the alert rules."""
+    importlib.import_module("nodes.migrations.0008_alert_rules").rules_ship(apps, None)
+
+
 def job_make(owner: User | None = None, *, state: str = JobState.WAITING, **fields: Any) -> Job:
     """A job in any state, with the event of its submit; for a live or ended one with ranks use ``attempt_make``."""
     owner = owner or user_make()

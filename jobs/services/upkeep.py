@@ -25,6 +25,7 @@ from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
 from nodes import selectors as node_selectors
 from nodes import telemetry
+from nodes.alerts import alerts_prune
 from nodes.models import Node, NodeState
 from nodes.services import node_cordon
 from quotas.audit import audit, audit_chain
@@ -47,6 +48,7 @@ def upkeep_run(*, now: datetime) -> None:
     attempts_settle(now=now)
     if predictions_are_old(now=now):
         predictions_refresh(now=now)
+    alerts_prune(now=now)
     notices_prune(now=now)
     limits_tell(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
