@@ -143,7 +143,7 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
             job = replace(job, hold=reason.code, hold_params=dict(reason.params))
     view = replace(view, jobs=[*view.jobs, job])
     decided = plan(view, policy)
-    cost = _cost(quota.gpu_hours_limit, quota.used_gpu_s)
+    cost = _cost(quota.gpu_hours_limit, quota.spent_gpu_s)
     placed = next((placed for placed in decided.placements if placed.job == NEW), None)
     if placed is not None:
         cards = _cards(view, placed, policy, owner=owner.pk)

@@ -77,7 +77,7 @@ def _of(used: str, limit: str | None) -> str:
 
 def bars_of(quota: Quota, *, held: dict[str, int]) -> list[Bar]:
     """``held``: card model as the limit names it → cards of it that are held."""
-    hours, limit = quota.used_gpu_s / 3600, quota.gpu_hours_limit
+    hours, limit = quota.spent_gpu_s / 3600, quota.gpu_hours_limit
     shown = None if limit is None else formats.gpu_hours(limit)
     bars = [_bar(_("GPU-hours"), hours, limit, _of(formats.number(hours), shown), what=WHAT.GPU_HOURS, extra=quota.extra_gpu_hours)]
     for name, used, most, what, extra in (
@@ -124,7 +124,7 @@ def _page(
     context = {
         "now": now,
         "quota": quota_view_of(mine, now=now),
-        "left": None if mine.gpu_hours_limit is None else max(0.0, mine.gpu_hours_limit - mine.used_gpu_s / 3600),
+        "left": None if mine.gpu_hours_limit is None else max(0.0, mine.gpu_hours_limit - mine.spent_gpu_s / 3600),
         "day_pace": _pace(mine, now=now),
         "bars": bars,
         "extra_until": mine.extras_until,
@@ -154,7 +154,7 @@ def _pace(quota: Quota, *, now: datetime) -> float | None:
     days = (now - begin).total_seconds() / 86_400
     if days < 1:
         return None
-    return quota.used_gpu_s / 3600 / days * (calendar.resets_at(now) - begin).total_seconds() / 86_400
+    return quota.spent_gpu_s / 3600 / days * (calendar.resets_at(now) - begin).total_seconds() / 86_400
 
 
 def _via(user: User) -> list[Project]:

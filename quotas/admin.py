@@ -20,10 +20,17 @@ from quotas import services
 from quotas.audit import audit
 from quotas.caps import BadCaps, caps_parse, caps_text
 from quotas.models import ApiToken, LedgerEntry, Membership, Project, Quota, User
+from quotas.price_admin import PriceRowAdmin, StorageEntryAdmin
 from quotas.readonly_admin import ReadOnlyAdmin
 from quotas.request_admin import QuotaRequestAdmin, QuotaRequestEventAdmin
 
-__all__ = ["QuotaRequestAdmin", "QuotaRequestEventAdmin", "ReadOnlyAdmin"]  # the modules register themselves
+__all__ = [
+    "PriceRowAdmin",
+    "QuotaRequestAdmin",
+    "QuotaRequestEventAdmin",
+    "ReadOnlyAdmin",
+    "StorageEntryAdmin",
+]  # the modules register themselves
 
 admin.site.unregister(Group)  # permissions are "staff" or not; groups would promise more than they do
 
@@ -129,7 +136,7 @@ class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
     list_select_related = ("user", "project")
     search_fields = ("user__email", "project__name")
     autocomplete_fields = ("user", "project")
-    readonly_fields = ("granted", "period_start", "used_gpu_s", "active_jobs", "held_cards", "updated_at")
+    readonly_fields = ("granted", "period_start", "used_gpu_s", "live_gpu_s", "active_jobs", "held_cards", "updated_at")
 
     @admin.display(description=_("granted on top"))
     def granted(self, quota: Quota) -> str:
@@ -143,7 +150,7 @@ class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
 
     @admin.display(description=_("GPU-hours used"))
     def used_hours(self, quota: Quota) -> str:
-        return f"{quota.used_gpu_s / 3600:,.1f}"
+        return f"{quota.spent_gpu_s / 3600:,.1f}"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Quota | None = None) -> tuple[str, ...]:
         return (*self.readonly_fields, "user", "project") if obj is not None else self.readonly_fields

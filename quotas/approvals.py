@@ -55,7 +55,7 @@ def asked_of(request: QuotaRequest) -> Asked:
     quota, what = request.quota, QuotaRequest.What
     used: float | None
     used, limit = {
-        what.GPU_HOURS: (quota.used_gpu_s / 3600, quota.gpu_hours_limit),
+        what.GPU_HOURS: (quota.spent_gpu_s / 3600, quota.gpu_hours_limit),
         what.CARDS: (float(quota.held_cards), quota.cards_limit),
         what.ACTIVE_JOBS: (float(quota.active_jobs), quota.active_jobs_limit),
         what.MODEL_CARDS: (None, quota.model_limits.get(request.model)),

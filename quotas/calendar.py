@@ -22,6 +22,11 @@ def month_begin(month: date) -> datetime:
     return datetime(month.year, month.month, 1, tzinfo=zone())
 
 
+def day_begin(day: date) -> datetime:
+    """Local midnight at which the day begins, aware."""
+    return datetime(day.year, day.month, day.day, tzinfo=zone())
+
+
 def month_next(month: date) -> date:
     return date(month.year + month.month // 12, month.month % 12 + 1, 1)
 

@@ -119,6 +119,7 @@ class Counters:
             [(row.pk, row.gpu_s, row.cards, row.jobs) for row in changed],
             assign="""
                 used_gpu_s = used_gpu_s + v.column2,
+                live_gpu_s = CASE WHEN live_gpu_s > v.column2 THEN live_gpu_s - v.column2 ELSE 0 END,
                 held_cards = CASE WHEN held_cards + v.column3 > 0 THEN held_cards + v.column3 ELSE 0 END,
                 active_jobs = CASE WHEN active_jobs + v.column4 > 0 THEN active_jobs + v.column4 ELSE 0 END""",
             where="v.column3 <= 0 OR max_cards IS NULL OR held_cards + v.column3 <= max_cards + extra_cards",

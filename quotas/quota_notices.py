@@ -17,7 +17,7 @@ from quotas.models import Membership, Quota, QuotaRequestEvent, User
 from quotas.notify import Kind, notify
 from quotas.request_words import amount_text, owner_text
 from quotas.requests import approvers_of
-from quotas.services import HOURS_LIMIT_S
+from quotas.services import HOURS_LEFT_S, HOURS_LIMIT_S
 
 #: So many % of the month's hours are told of.
 LEVELS: Final = (80, 100)
@@ -98,8 +98,8 @@ def limits_tell(*, now: datetime) -> int:
     raised since is told of anew."""
     month = calendar.month_of(now)
     reached = Case(
-        When(used_gpu_s__gte=HOURS_LIMIT_S, then=Value(100)),
-        When(used_gpu_s__gte=HOURS_LIMIT_S * 0.8, then=Value(80)),
+        When(used_gpu_s__gte=HOURS_LEFT_S, then=Value(100)),
+        When(used_gpu_s__gte=HOURS_LIMIT_S * 0.8 - F("live_gpu_s"), then=Value(80)),
         default=Value(0),
         output_field=IntegerField(),
     )
@@ -113,7 +113,7 @@ def limits_tell(*, now: datetime) -> int:
             limit = quota.gpu_hours_limit
             params = {
                 "owner": owner_text(quota),
-                "used": round(quota.used_gpu_s / 3600, 1),
+                "used": round(quota.spent_gpu_s / 3600, 1),
                 "limit": limit,
                 "resets": f"{calendar.resets_at(now):%Y-%m-%d %H:%M} {calendar.zone().key}",
             }

@@ -11,13 +11,13 @@ from django.db.models import Q, QuerySet
 
 from quotas import calendar
 from quotas.models import Membership, Project, Quota, User
-from quotas.services import HOURS_LIMIT_S, quota_for, refusal_of
+from quotas.services import HOURS_LEFT_S, quota_for, refusal_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaView:
-    """A quota as people read it, with what is granted on top. ``None`` = no limit; hours of whole cards. ``zone`` is the
-    installation's, in which the month ends."""
+    """A quota as people read it, with what is granted on top. ``None`` = no limit; hours of whole cards, with what runs now.
+    ``zone`` is the installation's, in which the month ends."""
 
     gpu_hours: int | None
     used_gpu_hours: float
@@ -38,7 +38,7 @@ def quota_view_of(quota: Quota, *, now: datetime) -> QuotaView:
     """Of a row that has the counter of this month."""
     return QuotaView(
         gpu_hours=quota.gpu_hours_limit,
-        used_gpu_hours=round(quota.used_gpu_s / 3600, 4),
+        used_gpu_hours=round(quota.spent_gpu_s / 3600, 4),
         resets_at=calendar.resets_at(now),
         max_active_jobs=quota.active_jobs_limit,
         active_jobs=quota.active_jobs,
@@ -71,7 +71,7 @@ def projects_over_limit(projects: Iterable[int], *, now: datetime) -> dict[int, 
 
 def _over_limit(rows: QuerySet[Quota], *, key: str, now: datetime) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
-    full = rows.filter(gpu_hours__isnull=False, used_gpu_s__gte=HOURS_LIMIT_S, period_start=calendar.month_of(now))
+    full = rows.filter(gpu_hours__isnull=False, used_gpu_s__gte=HOURS_LEFT_S, period_start=calendar.month_of(now))
     for quota in full.select_related("user", "project"):
         if error := refusal_of(quota, now=now):
             found[getattr(quota, key)] = error.params
@@ -109,7 +109,7 @@ class Standing:
 def standing_of(*, users: Iterable[int], projects: Iterable[int], now: datetime) -> Standing:
     """``users_over_limit``, ``projects_over_limit`` and ``cards_room`` for a pass, in one SELECT of the rows that limit anything."""
     found = Standing(over_users={}, over_projects={}, room_users={}, room_projects={}, models_users={}, models_projects={})
-    spent = Q(gpu_hours__isnull=False, used_gpu_s__gte=HOURS_LIMIT_S, period_start=calendar.month_of(now))
+    spent = Q(gpu_hours__isnull=False, used_gpu_s__gte=HOURS_LEFT_S, period_start=calendar.month_of(now))
     rows = Quota.objects.filter(Q(user_id__in=set(users)) | Q(project_id__in=set(projects))).filter(
         spent | Q(max_cards__isnull=False) | ~Q(model_caps={})
     )

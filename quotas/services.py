@@ -32,6 +32,8 @@ LAST_USED_EVERY_S = 60
 #: Limits with what is granted on top, as SQL: active jobs, GPU-seconds this month.
 JOBS_LIMIT = F("max_active_jobs") + F("extra_active_jobs")
 HOURS_LIMIT_S = (F("gpu_hours") + F("extra_gpu_hours")) * 3600.0
+#: The same without what runs and is not charged yet: what may be charged before the limit is reached.
+HOURS_LEFT_S = HOURS_LIMIT_S - F("live_gpu_s")
 
 # --- quota rows -------------------------------------------------------------------------------------------------
 
@@ -54,7 +56,7 @@ def quota_roll(rows: QuerySet[Quota], *, now: datetime) -> int:
     """Start the counter of a new month where the row still has an older one. Never moves a row back."""
     month = calendar.month_of(now)
     return rows.filter(Q(period_start__isnull=True) | Q(period_start__lt=month)).update(
-        used_gpu_s=0.0, told_pct=0, period_start=month, updated_at=now
+        used_gpu_s=0.0, live_gpu_s=0.0, told_pct=0, period_start=month, updated_at=now
     )
 
 
@@ -124,7 +126,7 @@ def quota_job_admit(
         if refusal is None:
             admitted = Quota.objects.filter(pk__in=[quota.pk for quota in rows])
             if not is_forced:
-                admitted = admitted.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=HOURS_LIMIT_S))
+                admitted = admitted.filter(Q(gpu_hours__isnull=True) | Q(used_gpu_s__lt=HOURS_LEFT_S))
                 admitted = admitted.filter(Q(max_active_jobs__isnull=True) | Q(active_jobs__lt=JOBS_LIMIT))
             if admitted.update(active_jobs=F("active_jobs") + 1) != len(rows):
                 raise DatabaseError("a quota is not as it was locked")
@@ -181,8 +183,8 @@ def owner_of(quota: Quota) -> str:
 def refusal_of(quota: Quota, *, now: datetime) -> QuotaExceeded | None:
     """Why this row admits no more jobs, or None. Reads the row as loaded."""
     hours, jobs = quota.gpu_hours_limit, quota.active_jobs_limit
-    if hours is not None and quota.used_gpu_s >= hours * 3600.0 and quota.period_start == calendar.month_of(now):
-        return _exceeded("gpu_hours", quota, used=round(quota.used_gpu_s / 3600, 2), limit=hours, resets_at=calendar.resets_at(now))
+    if hours is not None and quota.spent_gpu_s >= hours * 3600.0 and quota.period_start == calendar.month_of(now):
+        return _exceeded("gpu_hours", quota, used=round(quota.spent_gpu_s / 3600, 2), limit=hours, resets_at=calendar.resets_at(now))
     if jobs is not None and quota.active_jobs >= jobs:
         return _exceeded("active_jobs", quota, used=quota.active_jobs, limit=jobs)
     return None

@@ -17,12 +17,14 @@ from django.db.models import Q
 
 from jobs import logs
 from jobs.lifecycle import RANK_FINAL, EndReason, Fence, JobState, RankState, Want
+from jobs.live_use import live_use_refresh
 from jobs.models import Attempt, IdempotencyKey, Job, Rank
 from jobs.services.finish import attempt_maybe_finish
 from jobs.services.moves import event_add
 from jobs.services.predict import predictions_are_old, predictions_refresh
 from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
+from jobs.storage import storage_meter
 from nodes import selectors as node_selectors
 from nodes import telemetry
 from nodes.alerts import alerts_prune
@@ -50,7 +52,9 @@ def upkeep_run(*, now: datetime) -> None:
         predictions_refresh(now=now)
     alerts_prune(now=now)
     notices_prune(now=now)
+    live_use_refresh(now=now)
     limits_tell(now=now)
+    storage_meter(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
     audit_chain()
 

@@ -5,6 +5,7 @@ from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
 from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
 from quotas.models.people import Membership, Project, User, UserManager
+from quotas.models.prices import PriceRow, StorageEntry
 from quotas.models.requests import QuotaRequest, QuotaRequestEvent
 from quotas.models.tokens import ApiToken
 
@@ -17,10 +18,12 @@ __all__ = [
     "Notice",
     "NoticeChannel",
     "NoticeDelivery",
+    "PriceRow",
     "Project",
     "Quota",
     "QuotaRequest",
     "QuotaRequestEvent",
+    "StorageEntry",
     "User",
     "UserManager",
 ]

@@ -38,6 +38,8 @@ class Quota(models.Model):
     told_pct = models.PositiveSmallIntegerField(_("told of, %"), default=0, editable=False)  # 0 | 80 | 100 of this month's hours
     period_start = models.DateField(_("month"), null=True, blank=True, help_text=_("First day of the month that the counter is for."))
     used_gpu_s = models.FloatField(_("GPU-seconds used this month"), default=0.0)
+    # What slices that run now come to this month so far; they are charged when they end. Refreshed every 30 s.
+    live_gpu_s = models.FloatField(_("GPU-seconds of what runs"), default=0.0, editable=False)
     active_jobs = models.PositiveIntegerField(_("active jobs"), default=0)
     held_cards = models.PositiveIntegerField(_("cards held"), default=0)
     updated_at = models.DateTimeField(_("updated"), auto_now=True)
@@ -54,6 +56,11 @@ class Quota(models.Model):
 
     def __str__(self) -> str:
         return f"quota of {self.user or self.project}"
+
+    @property
+    def spent_gpu_s(self) -> float:
+        """What counts against the month's GPU-hours: charged, and running."""
+        return self.used_gpu_s + self.live_gpu_s
 
     @property
     def gpu_hours_limit(self) -> int | None:
