@@ -72,6 +72,7 @@ def agent_view(method: str) -> Callable[[Callable[..., HttpResponse]], Callable[
                 return _refuse(429, "throttled", "Too many requests from this node.", **{"Retry-After": str(max(1, round(retry_after)))})
             return view(request, node=node, **kwargs)
 
+        inner.opens_to_nodes_only = True  # type: ignore[attr-defined]
         return inner
 
     return wrap

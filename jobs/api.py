@@ -1,4 +1,4 @@
-"""Jobs over REST. Owners see their own, staff all; for anybody else a job does not exist (404, on every route)."""
+"""Jobs over REST. One sees one's own and those of one's projects, staff all; for anybody else it does not exist (404, on every route)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import told_read
 from jobs.parameters import bad_parameter, job_find
 from jobs.schemas import EventSchema, JobSchema, UsageSchema, WhySchema
-from jobs.selectors import is_by_submit, jobs_visible_to, queue_position, told_of
+from jobs.selectors import is_by_submit, jobs_changeable_by, jobs_visible_to, queue_position, told_of
 from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json, wait_json
 from nodes import telemetry
 from nodes.api import pool_overview
@@ -206,7 +206,7 @@ class JobCancelView(APIView):
         responses=JobSchema,
     )
     def post(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_changeable_by(request.user))
         Empty(data=request.data).is_valid(raise_exception=True)
         services.job_cancel(job=job, by=request.user)
         return Response(job_detail(request.user, id))
@@ -221,7 +221,7 @@ class JobHoldView(APIView):
         description="Idempotent.",
     )
     def post(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_changeable_by(request.user))
         body = HoldRequest(data=request.data)
         body.is_valid(raise_exception=True)
         services.job_hold(job=job, by=request.user, why=body.validated_data["why"])
@@ -231,7 +231,7 @@ class JobHoldView(APIView):
 class JobReleaseView(APIView):
     @extend_schema(operation_id="job_release", summary="Release a held job", request=Empty, responses=JobSchema, description="Idempotent.")
     def post(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_changeable_by(request.user))
         Empty(data=request.data).is_valid(raise_exception=True)
         services.job_release(job=job, by=request.user)
         return Response(job_detail(request.user, id))

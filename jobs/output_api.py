@@ -26,7 +26,7 @@ from jobs.lifecycle import RANK_FINAL
 from jobs.models import Artifact, Job, Rank
 from jobs.parameters import bad_parameter, job_find, whole_parameter
 from jobs.schemas import ArtifactSchema, LogSchema
-from jobs.selectors import attempt_latest, rank_find
+from jobs.selectors import attempt_latest, jobs_with_output_for, rank_find
 from jobs.serializers import artifact_json
 from quotas.streams import in_threads
 
@@ -95,7 +95,7 @@ class JobLogsView(APIView):
         responses=LogSchema,
     )
     def get(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_with_output_for(request.user))
         offset = whole_parameter(request, "offset", 0) or 0
         limit = whole_parameter(request, "limit", LOG_LIMIT, least=4, most=LOG_LIMIT_MAX) or LOG_LIMIT
         tail = whole_parameter(request, "tail", None)
@@ -160,7 +160,7 @@ class JobLogDownloadView(APIView):
         responses={(200, "text/plain"): OpenApiTypes.BINARY},
     )
     def get(self, request: Request, id: int) -> HttpResponseBase:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_with_output_for(request.user))
         rank = _rank_asked(request, job)
         if rank is None:
             return HttpResponse(
@@ -197,7 +197,7 @@ class JobArtifactsView(generics.GenericAPIView[Artifact]):
         responses=ArtifactSchema(many=True),
     )
     def get(self, request: Request, id: int) -> Response:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_with_output_for(request.user))
         page = self.paginate_queryset(_artifacts(request, job))
         return self.get_paginated_response([artifact_json(artifact) for artifact in page or []])
 
@@ -210,7 +210,7 @@ class JobArtifactView(APIView):
         responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
     )
     def get(self, request: Request, id: int, rank: int, name: str) -> HttpResponseBase:
-        job = job_find(request.user, id)
+        job = job_find(request.user, id, jobs_with_output_for(request.user))
         artifact = _artifacts(request, job).filter(rank__index=rank, name=name).first()
         path = artifact_path(artifact.rank.key, artifact.name) if artifact is not None else None
         if path is None or not path.is_file():

@@ -19,7 +19,7 @@ from jobs.ladder import MOST, Ladder, ladder_latest
 from jobs.lifecycle import FINAL, LIVE, JobState, SliceState
 from jobs.models import Job, Slice
 from jobs.outlooks import head_read, told_read
-from jobs.selectors import is_by_submit
+from jobs.selectors import is_by_submit, reader_of
 from jobs.waiting_page import jobs_waiting, where_text
 from jobs.wording import reason_text, why_text
 from nodes.pool import totals_of
@@ -132,9 +132,9 @@ def _free_context(user: User, quota: QuotaView, ladder: Ladder, *, now: datetime
 def _queue_context(user: User, waiting: Any) -> dict[str, Any]:
     now = timezone.now()
     rows = _queue_rows(waiting)
-    told = told_read(jobs_waiting(rows))
+    told, reader = told_read(jobs_waiting(rows)), reader_of(user, rows)
     for row in rows:
-        row.is_visible = user.is_staff or row.owner_id == user.pk
+        row.is_visible = reader.may_see(row)  # type: ignore[attr-defined]
         row.is_mine = row.owner_id == user.pk
         row.start, row.start_title = "", ""
         if row.is_visible:

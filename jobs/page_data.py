@@ -19,7 +19,7 @@ from jobs.clone import env_is_secret
 from jobs.lifecycle import FINAL, LIVE, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import Told, told_read
-from jobs.selectors import jobs_visible_to
+from jobs.selectors import Reader, jobs_visible_to, reader_of
 from jobs.timeline import timeline
 from jobs.waiting_page import jobs_waiting, where_text
 from jobs.wording import end_text, event_text
@@ -133,14 +133,15 @@ def state_of(job: Job) -> str:
     return "HELD" if job.held and job.state == JobState.WAITING else job.state
 
 
-def rows_data(jobs: Iterable[Job], *, now: datetime) -> list[dict[str, Any]]:
-    """Rows of the list; ``jobs`` loaded by ``jobs_with_places``. One round trip to Redis."""
+def rows_data(jobs: Iterable[Job], user: User, *, now: datetime) -> list[dict[str, Any]]:
+    """Rows of the list as the user sees them; ``jobs`` loaded by ``jobs_with_places``. One round trip to Redis, one query where
+    some are others'."""
     shown = list(jobs)
-    told = told_read(jobs_waiting(shown))
-    return [row_data(job, told.get(job.pk), now=now) for job in shown]
+    told, reader = told_read(jobs_waiting(shown)), reader_of(user, shown)
+    return [row_data(job, told.get(job.pk), reader, now=now) for job in shown]
 
 
-def row_data(job: Job, told: Told | None, *, now: datetime) -> dict[str, Any]:
+def row_data(job: Job, told: Told | None, reader: Reader, *, now: datetime) -> dict[str, Any]:
     attempt = job.current[0] if job.current else None  # type: ignore[attr-defined]
     place = place_of(list(attempt.ranks.all())) if attempt is not None else ""
     start, start_title = "", ""
@@ -158,7 +159,7 @@ def row_data(job: Job, told: Told | None, *, now: datetime) -> dict[str, Any]:
         "start": start,
         "start_title": start_title,
         "is_final": job.is_final,
-        "can_cancel": not job.is_final and not job.want_cancel,
+        "can_cancel": not job.is_final and not job.want_cancel and reader.may_change(job),
         "ran_from": job.started_at if job.state in LIVE or job.is_final else None,
         "since": job.ended_at if job.is_final else job.queued_at if job.state == JobState.WAITING else job.started_at,
     }
@@ -193,15 +194,17 @@ def job_events(job: Job) -> QuerySet[JobEvent]:
     return JobEvent.objects.filter(job=job).select_related("by").order_by("-id")
 
 
-def job_page(job: Job, *, now: datetime) -> dict[str, Any]:
-    """Everything of the page's living parts; ``job`` loaded by ``jobs_with_places``. Seven queries, 20 more while it waits."""
+def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
+    """Everything of the page's living parts, as the user sees it; ``job`` loaded by ``jobs_with_places``. Seven queries, one more for
+    another's job, 20 more while it waits."""
     attempts = list(Attempt.objects.filter(job=job).prefetch_related(Prefetch("ranks", _RANKS)).order_by("epoch"))
     events = list(JobEvent.objects.filter(job=job).select_related("by").order_by("-id")[:EVENTS_MOST])[::-1]
     current = attempts[-1] if attempts else None
     ranks = list(current.ranks.all()) if current is not None else []
     places = {attempt.epoch: place_of(list(attempt.ranks.all())) for attempt in attempts}
     queued = waits(job, events, now=now)
-    can_move = not job.is_final and not job.want_cancel
+    reader = reader_of(user, [job])
+    can_move = not job.is_final and not job.want_cancel and reader.may_change(job)
     return {
         "job": job,
         "state": state_of(job),
@@ -217,6 +220,7 @@ def job_page(job: Job, *, now: datetime) -> dict[str, Any]:
         "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
         "waits": queued,
         "end": end_text(job) if job.is_final else "",
+        "can_read": reader.may_read_output(job),
         "can_cancel": can_move,
         "can_hold": job.state == JobState.WAITING and not job.held and can_move,
         "can_release": job.state == JobState.WAITING and job.held and can_move,

@@ -18,6 +18,7 @@ from django.views.decorators.http import require_safe
 from jobs import cells, heat
 from jobs.lifecycle import SliceState
 from jobs.models import Job, Slice
+from jobs.selectors import Reader, reader_of
 from nodes import telemetry
 from nodes.event_words import event_kind_text, event_look, link_text
 from nodes.fact_words import health_facts, ports_text
@@ -136,7 +137,8 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
     context = {"node": gpu.node, "gpu": gpu, "row": row, "short": uuid_short(gpu.uuid), **_live_context(request, picture)}
     if _is_piece(request):
         return render(request, "nodes/_gpu_live.html", context)
-    recent = Slice.objects.filter(gpu=gpu).select_related("rank__attempt__job__owner").order_by("-pk")[:RECENT_JOBS]
+    recent = list(Slice.objects.filter(gpu=gpu).select_related("rank__attempt__job__owner").order_by("-pk")[:RECENT_JOBS])
+    eyes = reader_of(user, [part.rank.attempt.job for part in recent])
     events = HealthEvent.objects.filter(gpu=gpu).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
         "health": card_health(gpu),
@@ -144,7 +146,7 @@ def gpu_detail(request: HttpRequest, name: str, index: int) -> HttpResponse:
         "parts": list(Gpu.objects.filter(node=gpu.node, parent=gpu.uuid).order_by("index")),
         "slow": health_facts(gpu, telemetry.gpus_health([gpu]).get(gpu.pk)),
         "ghosts": foreign_rows([gpu]),
-        "recent": [_slice_row(part, user) for part in recent],
+        "recent": [_slice_row(part, eyes) for part in recent],
         "links": _links(GpuLink.objects.filter(Q(a=gpu) | Q(b=gpu)), seen_from=gpu),
         "events": [_event_row(event) for event in events],
     }
@@ -164,12 +166,13 @@ def gpu_find(name: str, index: int) -> Gpu:
 
 
 def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User) -> list[dict[str, Any]]:
-    """The cards of one node, each with it, and their slices. One query; a slice of someone else shows no name (staff see all)."""
+    """The cards of one node, each with it, and their slices. Two queries; a slice of someone else shows no name, but to mates and staff."""
     parts: dict[int, list[Slice]] = defaultdict(list)
     live = Slice.objects.exclude(state=SliceState.RELEASED).filter(gpu__in=gpus)
     for part in live.select_related("rank__attempt__job__owner").order_by("pk"):
         parts[part.gpu_id].append(part)
     places = {card.pk: card for card in picture.cards}
+    eyes = reader_of(user, [part.rank.attempt.job for found in parts.values() for part in found])
     rows = []
     for gpu in gpus:
         card = places.get(gpu.pk)
@@ -188,7 +191,7 @@ def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User) -> list[d
                 "short": uuid_short(gpu.uuid),
                 "marks": [cells.MARKS[letter] for letter in marks if letter in "THG"],
                 "is_stale": "T" in marks,
-                "slices": [_slice_row(part, user, total=gpu.total_mib) for part in parts[gpu.pk]],
+                "slices": [_slice_row(part, eyes, total=gpu.total_mib) for part in parts[gpu.pk]],
                 "ghost_pct": ghost[0].permille / 10 if ghost else None,
                 "free_pct": 100 * figures["free_mib"] / gpu.total_mib if gpu.total_mib and figures["free_mib"] else 0,
                 "pool_use": pool_use,
@@ -199,10 +202,10 @@ def cards_rows(gpus: list[Gpu], picture: cells.Picture, *, user: User) -> list[d
     return rows
 
 
-def _slice_row(part: Slice, user: User, *, total: int | None = None) -> dict[str, Any]:
+def _slice_row(part: Slice, eyes: Reader, *, total: int | None = None) -> dict[str, Any]:
     job: Job = part.rank.attempt.job
-    is_mine = job.owner_id == user.pk
-    is_visible = is_mine or user.is_staff
+    is_mine = job.owner_id == eyes.user
+    is_visible = eyes.may_see(job)
     return {
         "slice": part,
         "job": job,

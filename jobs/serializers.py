@@ -212,10 +212,11 @@ class SubmitRequest(InputSerializer):
                 raise _refuse(field, error.code, **error.params) from error
         host = {"cpu_milli": _either(data, "cpus", "cpu_milli"), "host_mem_mib": _either(data, "host_mem", "host_mem_mib")}
         argv = data["argv"] if "argv" in data else data["command"]
-        if data.get("project"):
-            project = projects_to_submit(user).filter(name=data["project"]).first()
+        if data.get("project") or user.confined_to is not None:
+            projects = projects_to_submit(user)
+            project = (projects.filter(name=data["project"]) if data.get("project") else projects).first()
             if project is None:
-                raise _refuse("project", "project_not_found", project=parsing.shorten(data["project"]))
+                raise _refuse("project", "project_not_found", project=parsing.shorten(data.get("project") or ""))
         else:
             project = project_personal(user)
         return JobRequest(

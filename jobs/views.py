@@ -1,4 +1,4 @@
-"""The job pages. Owners see their own jobs, staff all; for anybody else a job does not exist.
+"""The job pages. One sees one's own jobs and those of one's projects, staff all; for anybody else a job does not exist.
 
 Every action works as a plain form; with htmx the same address answers with the piece that changed.
 """
@@ -26,7 +26,7 @@ from jobs.errors import InvalidState
 from jobs.ladder import ladder_latest
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Job
-from jobs.selectors import jobs_visible_to
+from jobs.selectors import jobs_changeable_by, jobs_visible_to, sees_others
 from nodes.text import text_clean
 from quotas.errors import DomainError
 from quotas.models import User
@@ -70,7 +70,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     user = reader(request)
     filters = page_data.Filters.of(request.GET)
     page = Paginator(page_data.jobs_with_places(page_data.jobs_listed(user, filters)), page_data.PAGE).get_page(request.GET.get("page"))
-    rows = page_data.rows_data(page, now=timezone.now())
+    rows = page_data.rows_data(page, reader(request), now=timezone.now())
     context: dict[str, Any] = {
         "filters": filters,
         "page": page,
@@ -80,6 +80,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "counts": page_data.state_counts(user, filters),
         "states": [(name, filters.query(state=name)) for name in ("", *page_data.STATES)],
         "projects": page_data.projects_filter(user),
+        "sees_others": sees_others(user),
         "all_query": filters.query(mine=False),
         "mine_query": filters.query(mine=True),
         "page_query": filters.query(),
@@ -111,8 +112,8 @@ def job_rows(request: HttpRequest) -> HttpResponse:
     if not is_piece(request):
         return HttpResponseRedirect(reverse("job-list"))
     jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=[int(pk) for pk in shown]))
-    rows = page_data.rows_data((job for job in jobs if page_data.state_of(job) != shown[str(job.pk)]), now=timezone.now())
-    return render(request, "jobs/_rows.html", {"rows": rows, "oob": True})
+    rows = page_data.rows_data((job for job in jobs if page_data.state_of(job) != shown[str(job.pk)]), reader(request), now=timezone.now())
+    return render(request, "jobs/_rows.html", {"rows": rows, "oob": True, "sees_others": sees_others(reader(request))})
 
 
 @login_required
@@ -121,7 +122,8 @@ def job_row(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     if not is_piece(request):
         return HttpResponseRedirect(reverse("job-detail", args=[id]))
-    return render(request, "jobs/_row.html", {"row": page_data.rows_data([job], now=timezone.now())[0]})
+    row = page_data.rows_data([job], reader(request), now=timezone.now())[0]
+    return render(request, "jobs/_row.html", {"row": row, "sees_others": sees_others(reader(request))})
 
 
 @login_required
@@ -133,7 +135,7 @@ def job_starts(request: HttpRequest) -> HttpResponse:
     texts = request.GET.getlist("id")[: 2 * page_data.PAGE]
     ids = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 19]
     jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=ids, state=JobState.WAITING))
-    return render(request, "jobs/_starts.html", {"rows": page_data.rows_data(jobs, now=timezone.now())})
+    return render(request, "jobs/_starts.html", {"rows": page_data.rows_data(jobs, reader(request), now=timezone.now())})
 
 
 @login_required
@@ -142,7 +144,7 @@ def jobs_cancel(request: HttpRequest) -> HttpResponse:
     """Several at once: GET asks, POST does it. Those that have ended meanwhile are left alone."""
     asked = (request.POST if request.method == "POST" else request.GET).getlist("id")
     ids = {int(text) for text in asked if text.isascii() and text.isdigit() and len(text) < 19}
-    jobs = list(jobs_visible_to(reader(request)).filter(pk__in=sorted(ids)[:BULK_MOST]).order_by("-id"))
+    jobs = list(jobs_changeable_by(reader(request)).filter(pk__in=sorted(ids)[:BULK_MOST]).order_by("-id"))
     jobs = [job for job in jobs if not job.is_final]
     if request.method == "GET":
         running = sum(job.state in LIVE for job in jobs)
@@ -165,10 +167,14 @@ def jobs_cancel(request: HttpRequest) -> HttpResponse:
 
 @login_required
 @require_safe
-def job_detail(request: HttpRequest, id: int, tab: str = "log") -> HttpResponse:
+def job_detail(request: HttpRequest, id: int, tab: str = "") -> HttpResponse:
     now = timezone.now()
     job = _loaded(request, id)
-    context = page_data.job_page(job, now=now) | {"tab": tab}
+    context = page_data.job_page(job, reader(request), now=now)
+    tab = tab or ("log" if context["can_read"] else "events")
+    if tab in ("log", "files") and not context["can_read"]:
+        raise Http404  # what a job wrote is its owner's
+    context |= {"tab": tab}
     if context["is_waiting"]:
         context["why"] = waiting_page.why_data(job, now=now)
     elif job.state in LIVE:
@@ -197,11 +203,11 @@ def job_live(request: HttpRequest, id: int) -> HttpResponse:
 
 def _live(request: HttpRequest, job: Job) -> HttpResponse:
     now = timezone.now()
-    context = page_data.job_page(job, now=now) | {"oob": True, "tab": request.GET.get("tab", "")}
+    context = page_data.job_page(job, reader(request), now=now) | {"oob": True, "tab": request.GET.get("tab", "")}
     epoch = context["attempt"].epoch if context["attempt"] is not None else 0
     # An action comes without ?state= and ?tab=: the source, which knows what the page shows, is left alone then.
     context["new_source"] = request.GET.get("state") not in (None, context["state"])
-    if context["tab"] == "log" and request.GET.get("epoch") not in (None, str(epoch)):
+    if context["tab"] == "log" and context["can_read"] and request.GET.get("epoch") not in (None, str(epoch)):
         # A new attempt has begun since the page was made: its log takes the place of what was shown.
         context |= page_data.log_data(job, context["attempts"], {}) | {"new_log": True}
     if context["is_waiting"]:
@@ -267,7 +273,11 @@ def job_cancel(request: HttpRequest, id: int) -> HttpResponse:
     """GET asks and says what would be lost; POST does it."""
     job = _loaded(request, id)
     if request.method == "GET":
-        context = page_data.job_page(job, now=timezone.now()) | {"jobs": [job], "many": False, "running": int(job.state in LIVE)}
+        context = page_data.job_page(job, reader(request), now=timezone.now()) | {
+            "jobs": [job],
+            "many": False,
+            "running": int(job.state in LIVE),
+        }
         return render(request, _dialog(request, "cancel"), context)
     return _done(request, job, lambda: services.job_cancel(job=job, by=reader(request)), _("Cancelling #%(id)d.") % {"id": job.pk})
 

@@ -21,13 +21,13 @@ django.setup(set_prefix=False)  # loads the apps; what follows imports models
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 
 from jobs import ticker  # noqa: E402
-from jobs.selectors import job_is_visible  # noqa: E402
+from nebulagrid.gate import may_watch  # noqa: E402
 from nebulagrid.handler import PooledHandler  # noqa: E402
 from nodes import consumers  # noqa: E402
-from quotas.services import token_authenticate  # noqa: E402
+from quotas.tokens import token_authenticate  # noqa: E402
 
-# The nodes room knows neither jobs nor people: without these two nobody sees a job there and no token opens anything.
-consumers.configure(user_for_token=token_authenticate, may_see_job=lambda user, job_id: job_is_visible(user=user, job_id=job_id))
+# The nodes room knows neither jobs nor people: without these two nobody watches anything there and no token opens it.
+consumers.configure(user_for_token=token_authenticate, may_watch=may_watch)
 # The consumers check the origin themselves: a browser's must be ours, an agent and a client with a token have none.
 application = ProtocolTypeRouter({"http": PooledHandler(), "websocket": URLRouter(consumers.websocket_urlpatterns)})
 

@@ -160,6 +160,7 @@ MIDDLEWARE = [
     "quotas.audit.request_known",
     "nebulagrid.middleware.user_language",
     "nebulagrid.middleware.user_zone",
+    "nebulagrid.gate.Gate",
 ]
 
 ROOT_URLCONF = "nebulagrid.urls"
@@ -367,7 +368,7 @@ SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = BASE_URL.startswith("https://")
 # --- REST API -------------------------------------------------------------------------------------------------
 REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["quotas.auth.TokenAuthentication", "quotas.auth.SessionAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_PERMISSION_CLASSES": ["nebulagrid.gate.TableAllows"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["nebulagrid.wire.JSONParser"],
     "DEFAULT_CONTENT_NEGOTIATION_CLASS": "nebulagrid.wire.AlwaysJSON",
@@ -385,6 +386,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PERMISSIONS": ["nebulagrid.gate.TableAllows"],
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "ENUM_NAME_OVERRIDES": {
         "JobStateEnum": "jobs.models.STATE_CHOICES",

@@ -1,7 +1,7 @@
 """WebSockets: an agent's, which carries "sync" only, and people's, which carries what they may see.
 
-Deny by default. Who may see a job and whose token it is, the rooms above know: nebulagrid/asgi.py hands both in with
-``configure``; until then no job is visible and no token opens anything.
+Deny by default. Who may watch what and whose token it is, the rooms above know: nebulagrid/asgi.py hands both in with
+``configure``; until then nothing may be watched and no token opens anything.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CLOSE_FORBIDDEN = 4403
 CLOSE_NOT_FOUND = 4404
 TOPICS_MAX = 200
 MESSAGE_MAX = 16 * 1024
-_BEARER = re.compile(r"Bearer ([\x21-\x7e]{1,200})", re.IGNORECASE)
+_BEARER = re.compile(r"Bearer ([\x21-\x7e]{1,4096})", re.IGNORECASE)  # a token, or a short JWT
 
 
 def _nobody(token: str) -> Any | None:
     return None
 
 
-def _nothing(user: Any, job_id: int) -> bool:
+def _nothing(user: Any, topic: str) -> bool:
     return False
 
 
@@ -55,13 +55,14 @@ def watchers(topic: str) -> int:
 
 
 _user_for_token: Callable[[str], Any | None] = _nobody
-_may_see_job: Callable[[Any, int], bool] = _nothing
+_may_watch: Callable[[Any, str], bool] = _nothing
 
 
-def configure(*, user_for_token: Callable[[str], Any | None], may_see_job: Callable[[Any, int], bool]) -> None:
-    """Both are called in a thread, where SQL is allowed. ``user_for_token`` answers None for a token that opens nothing."""
-    global _user_for_token, _may_see_job
-    _user_for_token, _may_see_job = user_for_token, may_see_job
+def configure(*, user_for_token: Callable[[str], Any | None], may_watch: Callable[[Any, str], bool]) -> None:
+    """Both are called in a thread, where SQL is allowed. ``user_for_token`` answers None for a token that opens nothing;
+    ``may_watch`` is asked for topics that are well-formed."""
+    global _user_for_token, _may_watch
+    _user_for_token, _may_watch = user_for_token, may_watch
 
 
 def header(scope: Scope, name: str) -> str:
@@ -105,6 +106,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     topics: set[str]
     entry: rechecks.Entry
+    #: As of the last look; None = what was subscribed since is to be looked at once more.
+    rights: rechecks.Rights | None = None
 
     async def connect(self) -> None:
         self.topics = set()
@@ -119,16 +122,17 @@ class LiveConsumer(AsyncWebsocketConsumer):
         else:
             self.entry = rechecks.Entry(user=user.pk, session_key=self.scope["session"].session_key or "", password=user.password)
         await self.accept()
-        await self._add(f"user.{user.pk}")
+        if await database_sync_to_async(self._may_have)(f"user.{user.pk}"):
+            await self._add(f"user.{user.pk}")
         rechecks.watch(self, user_for_token=_user_for_token)
 
-    async def rechecked(self, user: Any | None) -> None:
+    async def rechecked(self, user: Any | None, rights: rechecks.Rights) -> None:
         if user is None:
             rechecks.forget(self)
             await self.close(code=CLOSE_UNAUTHENTICATED)
             return
-        rights, self.user = (self.user.is_staff, self.user.is_superuser), user
-        if rights == (user.is_staff, user.is_superuser):
+        self.user, before, self.rights = user, self.rights, rights
+        if rights == before:
             return
         gone = [topic for topic in sorted(self.topics) if not await database_sync_to_async(self._may_have)(topic)]
         for topic in gone:
@@ -166,16 +170,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     def _may_have(self, topic: str) -> bool:
         """Causes SQL queries."""
-        if not TOPIC.fullmatch(topic):
-            return False
-        kind, _, number = topic.partition(".")
-        if kind == "pool":
-            return True
-        if kind == "user":
-            return int(number) == self.user.pk
-        if kind == "job":
-            return bool(_may_see_job(self.user, int(number)))
-        return bool(kind == "node" and self.user.is_staff)
+        return bool(TOPIC.fullmatch(topic) and _may_watch(self.user, topic))
 
     @staticmethod
     def _parse(text: str | None) -> tuple[list[str], list[str]] | None:

@@ -10,7 +10,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import generics, serializers, status
-from rest_framework.permissions import BasePermission, IsAdminUser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -167,8 +166,6 @@ class CardHealthView(APIView):
 
 
 class CardActView(APIView):
-    permission_classes = (IsAdminUser,)
-
     @extend_schema(
         operation_id="gpu_act",
         summary="Isolate, maintain, test, reset or return a card",
@@ -225,7 +222,6 @@ class IncidentDetailView(APIView):
 
 
 class IncidentNoteView(APIView):
-    permission_classes: tuple[type[BasePermission], ...] = (IsAdminUser,)
     closes = False
 
     @extend_schema(
@@ -258,8 +254,6 @@ class IncidentCloseView(IncidentNoteView):
 
 
 class DrillView(APIView):
-    permission_classes = (IsAdminUser,)
-
     @extend_schema(
         operation_id="node_drill",
         summary="Throw a fault at a simulated card",

@@ -2,7 +2,8 @@
 
 A socket lives for hours, and its door was opened once. What closes the door for pages closes it here too, within ``EVERY_S``:
 signed out, session expired, password changed, token revoked or expired, account disabled; and what only staff may watch goes with
-the staff right. All connections of a process are checked at once, by two queries and one for each token.
+the staff right, what a project's members may watch with the membership. All connections of a process are checked at once, by three
+queries and one for each token.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ class Entry:
     password: str = ""
 
 
+#: Changes when what a user may watch may have changed: staff or not, and the places in projects.
+Rights = tuple[bool, bool, frozenset[tuple[int, str]]]
+
+
 class Visitor(Protocol):
     entry: Entry
 
-    async def rechecked(self, user: Any | None) -> None:
+    async def rechecked(self, user: Any | None, rights: Rights) -> None:
         """``user``: as the database has it now; None = may not stay."""
 
 
@@ -71,24 +76,28 @@ async def _rounds(user_for_token: Callable[[str], Any | None]) -> None:
 async def recheck(*, user_for_token: Callable[[str], Any | None]) -> None:
     """One round over all that is open."""
     visitors = list(_open)
-    users = await database_sync_to_async(_users_now)([visitor.entry for visitor in visitors], user_for_token)
-    for visitor, user in zip(visitors, users, strict=True):
+    found = await database_sync_to_async(_users_now)([visitor.entry for visitor in visitors], user_for_token)
+    for visitor, (user, rights) in zip(visitors, found, strict=True):
         if visitor in _open:
-            await visitor.rechecked(user)
+            await visitor.rechecked(user, rights)
 
 
-def _users_now(entries: Sequence[Entry], user_for_token: Callable[[str], Any | None]) -> list[Any | None]:
-    users = get_user_model().objects.in_bulk({entry.user for entry in entries})
+def _users_now(entries: Sequence[Entry], user_for_token: Callable[[str], Any | None]) -> list[tuple[Any | None, Rights]]:
+    users = get_user_model().objects.prefetch_related("memberships").in_bulk({entry.user for entry in entries})
     keys = {entry.session_key for entry in entries if entry.session_key}
     alive = set(Session.objects.filter(session_key__in=keys, expire_date__gt=timezone.now()).values_list("session_key", flat=True))
     by_token = {token: user_for_token(token) for token in {entry.token for entry in entries if entry.token}}
-    found: list[Any | None] = []
+    found: list[tuple[Any | None, Rights]] = []
     for entry in entries:
         user = users.get(entry.user)
+        if user is None:
+            found.append((None, (False, False, frozenset())))
+            continue
+        rights = (user.is_staff, user.is_superuser, frozenset((place.project_id, place.role) for place in user.memberships.all()))
         if entry.token:
-            holder = by_token[entry.token]
-            is_welcome = holder is not None and holder.pk == entry.user
+            user = by_token[entry.token]  # it knows what the token is confined to
+            is_welcome = user is not None and user.pk == entry.user
         else:
-            is_welcome = user is not None and entry.session_key in alive and user.password == entry.password
-        found.append(user if is_welcome and user is not None and user.is_active else None)
+            is_welcome = entry.session_key in alive and user.password == entry.password
+        found.append((user if is_welcome and user.is_active else None, rights))
     return found

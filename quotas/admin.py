@@ -17,6 +17,7 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from quotas import services
+from quotas import tokens as tokens_of
 from quotas.audit import audit
 from quotas.caps import BadCaps, caps_parse, caps_text
 from quotas.models import ApiToken, LedgerEntry, Membership, Project, Quota, User
@@ -180,7 +181,7 @@ class ApiTokenAdmin(ReadOnlyAdmin):
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
         tokens = list(queryset.filter(revoked_at__isnull=True))
         for token in tokens:
-            services.token_revoke(token=token, by=request.user)
+            tokens_of.token_revoke(token=token, by=request.user)
         text = ngettext("%(count)d token is revoked.", "%(count)d tokens are revoked.", len(tokens)) % {"count": len(tokens)}
         self.message_user(request, text, messages.SUCCESS)
 

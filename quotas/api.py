@@ -6,22 +6,22 @@ from dataclasses import asdict
 from typing import Any
 
 from django.contrib.auth import authenticate
-from django.db.models import Q
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiExample, extend_schema
 from rest_framework import generics, status
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
-from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from quotas import selectors, services
+from quotas import selectors, tokens
 from quotas.auth import second_factor_needed
+from quotas.errors import BadValue
+from quotas.grants import Grant, scopes_text
 from quotas.models import ApiToken, Membership, User
-from quotas.serializers import ApiTokenSerializer, Me, TokenAnswer, TokenRequest
+from quotas.serializers import ApiTokenSerializer, JwtAnswer, JwtRequest, Me, TokenAnswer, TokenNew, TokenRequest
 from quotas.throttles import AnonymousThrottle
 
 TOKEN_TTL_S = 365 * 86_400
@@ -35,7 +35,6 @@ def quota_json(user: User) -> dict[str, Any]:
 class TokenView(APIView):
     # Credentials are in the body: neither a session nor an old token plays a part, so there is no CSRF to guard.
     authentication_classes = ()
-    permission_classes = (AllowAny,)
     throttle_classes = (AnonymousThrottle,)
 
     def get_authenticate_header(self, request: Request) -> str:
@@ -61,9 +60,50 @@ class TokenView(APIView):
             raise PermissionDenied(
                 _("This account signs in with a second factor; a password alone makes no token."), code="second_factor_needed"
             )
-        token, secret = services.token_create(user=user, name=wanted["name"], ttl_s=wanted.get("ttl_s") or TOKEN_TTL_S)
-        answer = {"token": secret, "prefix": token.prefix, "expires_at": token.expires_at}
-        return Response(TokenAnswer(answer).data, status=status.HTTP_201_CREATED)
+        token, secret = tokens.token_create(
+            user=user, name=wanted["name"], ttl_s=wanted.get("ttl_s") or TOKEN_TTL_S, scopes=wanted["scopes"]
+        )
+        return Response(token_answer(token, secret), status=status.HTTP_201_CREATED)
+
+
+def token_answer(token: ApiToken, secret: str) -> dict[str, Any]:
+    """What its maker reads once."""
+    project = token.project.name if token.project is not None else None
+    return dict(
+        TokenAnswer(
+            {
+                "id": token.pk,
+                "token": secret,
+                "prefix": token.prefix,
+                "expires_at": token.expires_at,
+                "scopes": token.scopes.split(),
+                "project": project,
+            }
+        ).data
+    )
+
+
+class JwtView(APIView):
+    @extend_schema(
+        operation_id="token_jwt",
+        summary="Get a short JWT",
+        description=(
+            "For handing on to a program that runs for minutes. HS256, at most 900 s; it names user and groups, never has more scopes than "
+            "what asks for it, and ends with that: with the token when it is revoked, with the session's password when it is changed. What "
+            "its bearer may is read from the database at each use."
+        ),
+        request=JwtRequest,
+        responses={201: JwtAnswer},
+        examples=[OpenApiExample("For one step of a pipeline", value={"ttl_s": 300, "scopes": ["read"]}, request_only=True)],
+    )
+    def post(self, request: Request) -> Response:
+        body = JwtRequest(data=request.data)
+        body.is_valid(raise_exception=True)
+        wanted = body.validated_data
+        grant = request.auth if isinstance(request.auth, Grant) else None
+        text, expires_at, scopes = tokens.jwt_create(user=request.user, grant=grant, scopes=wanted.get("scopes"), ttl_s=wanted["ttl_s"])
+        answer = {"token": text, "expires_at": expires_at, "scopes": scopes_text(scopes).split()}
+        return Response(JwtAnswer(answer).data, status=status.HTTP_201_CREATED)
 
 
 class MeView(APIView):
@@ -71,6 +111,8 @@ class MeView(APIView):
     def get(self, request: Request) -> Response:
         user: User = request.user
         memberships = Membership.objects.filter(user=user, project__is_active=True).select_related("project").order_by("project__name")
+        if user.confined_to is not None:
+            memberships = memberships.filter(project_id=user.confined_to)
         projects = [
             {"name": m.project.name, "title": m.project.title, "role": m.role, "is_personal": m.project.personal_of_id == user.pk}
             for m in memberships
@@ -88,21 +130,51 @@ class MeView(APIView):
         )
 
 
-def _live_tokens(user: User) -> Any:
-    return ApiToken.objects.filter(Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now()), user=user, revoked_at__isnull=True)
-
-
-class TokenListView(generics.ListAPIView[ApiToken]):
-    """My tokens that are good now; their secrets are not kept."""
+class TokenListView(generics.ListCreateAPIView[ApiToken]):
+    """My tokens that are good now, those for projects too; their secrets are not kept."""
 
     serializer_class = ApiTokenSerializer
 
     def get_queryset(self) -> Any:
-        return _live_tokens(self.request.user).order_by("-id")
+        return tokens.tokens_live(ApiToken.objects.filter(user=self.request.user)).select_related("project").order_by("-id")
 
     @extend_schema(operation_id="token_list", summary="My tokens")
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        return super().get(request, *args, **kwargs)
+        return self.list(request)
+
+    @extend_schema(
+        operation_id="token_add",
+        summary="Make a token",
+        description=(
+            "A personal one, or with `project` one that is confined to what is that project's: it reads and submits there and nowhere "
+            "else, and ends with the account that made it. The secret is shown once. No token makes one with more scopes than its own."
+        ),
+        request=TokenNew,
+        responses={201: TokenAnswer},
+        examples=[
+            OpenApiExample(
+                "For CI of a project",
+                value={"name": "ci", "project": "vision", "scopes": ["read", "submit"], "ttl_s": 7_776_000},
+                request_only=True,
+            )
+        ],
+    )
+    def post(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        body = TokenNew(data=request.data)
+        body.is_valid(raise_exception=True)
+        wanted = body.validated_data
+        project = None
+        if wanted.get("project"):
+            project = selectors.projects_to_submit(request.user).filter(name=wanted["project"]).first()
+            if project is None:
+                raise BadValue("token_project", params={"project": wanted["project"]})
+        if isinstance(request.auth, Grant) and (more := set(wanted["scopes"]) - request.auth.scopes):
+            text = _("This token lacks the scope %(scope)s, so it can't give it on.") % {"scope": ", ".join(sorted(more))}
+            raise PermissionDenied(text, code="scope_missing")
+        token, secret = tokens.token_create(
+            user=request.user, name=wanted["name"], ttl_s=wanted.get("ttl_s") or TOKEN_TTL_S, scopes=wanted["scopes"], project=project
+        )
+        return Response(token_answer(token, secret), status=status.HTTP_201_CREATED)
 
 
 class TokenDetailView(APIView):
@@ -110,5 +182,6 @@ class TokenDetailView(APIView):
         operation_id="token_revoke", summary="Revoke a token", description="From now on it opens nothing.", responses={204: None}
     )
     def delete(self, request: Request, id: int) -> Response:
-        services.token_revoke(token=get_object_or_404(_live_tokens(request.user), pk=id))
+        token = get_object_or_404(tokens.tokens_live(ApiToken.objects.filter(user=request.user)), pk=id)
+        tokens.token_revoke(token=token)
         return Response(status=status.HTTP_204_NO_CONTENT)

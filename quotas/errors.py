@@ -89,4 +89,9 @@ class BadValue(DomainError):
         "request_no_limit": gettext_noop("There is no such limit on you, so there is nothing to raise."),
         "request_many": gettext_noop("You have {most} open requests already; withdraw one, or wait for an answer."),
         "token_ttl": gettext_noop("A token must live for at least a second; got {ttl_s} s."),
+        "token_scopes": gettext_noop("Scopes are one or more of: {known}; got {scopes}."),
+        "token_project": gettext_noop("You may not submit to the project {project}, so you can't make a token for it."),
+        "token_project_scope": gettext_noop("A project's token can read and submit, but not manage; leave the scope manage out."),
+        "jwt_ttl": gettext_noop("A short token lives from 1 to {most_s} s; got {ttl_s} s."),
+        "jwt_from_jwt": gettext_noop("A short token makes no other; use the token or the session that it came from."),
     }

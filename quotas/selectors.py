@@ -51,9 +51,34 @@ def quota_view_of(quota: Quota, *, now: datetime) -> QuotaView:
 
 def projects_to_submit(user: User) -> QuerySet[Project]:
     """The active projects that a user may run jobs under: not those where he only looks on."""
-    return Project.objects.filter(
-        is_active=True, memberships__user=user, memberships__role__in=(Membership.Role.LEAD, Membership.Role.USER)
+    return _confined(
+        Project.objects.filter(is_active=True, memberships__user=user, memberships__role__in=(Membership.Role.LEAD, Membership.Role.USER)),
+        user,
     )
+
+
+def projects_visible_to(user: User) -> QuerySet[Project]:
+    """Members see their projects, staff all."""
+    projects = Project.objects.all()
+    return _confined(projects if user.is_staff else projects.filter(memberships__user=user), user)
+
+
+def projects_led_by(user: User) -> QuerySet[Project]:
+    """Whose members the user may change: staff all, others where they are leads. Nobody by a project's token."""
+    if user.confined_to is not None:
+        return Project.objects.none()
+    if user.is_staff:
+        return Project.objects.all()
+    return Project.objects.filter(memberships__user=user, memberships__role=Membership.Role.LEAD)
+
+
+def _confined(projects: QuerySet[Project], user: User) -> QuerySet[Project]:
+    return projects if user.confined_to is None else projects.filter(pk=user.confined_to)
+
+
+def memberships_shared(user: User) -> QuerySet[Membership]:
+    """The user's places in projects that are not one person's own."""
+    return Membership.objects.filter(user=user, project__personal_of__isnull=True)
 
 
 def users_over_limit(users: Iterable[int], *, now: datetime) -> dict[int, dict[str, Any]]:

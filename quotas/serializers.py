@@ -9,7 +9,11 @@ from typing import Any
 from django.utils.functional import cached_property
 from django.utils.translation import get_language
 from django.utils.translation import gettext as _
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
+
+from quotas.grants import ALL_SCOPES
+from quotas.models import ApiToken
 
 
 class StrictInteger(serializers.IntegerField):
@@ -76,28 +80,67 @@ class InputSerializer(serializers.Serializer[Any]):
         return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(self.fields)}
 
 
+_TTL_MOST_S = 10 * 365 * 86_400
+_NAME_HELP = "Tells your tokens apart, such as the machine's name."
+_TTL_HELP = "Seconds until it expires; default 1 year."
+_SCOPES_HELP = "read: look; submit: submit, cancel, hold and release jobs; manage: all else that you may."
+
+
+def _scopes_field(**kwargs: Any) -> serializers.ListField:
+    child = serializers.ChoiceField(choices=ALL_SCOPES)
+    return serializers.ListField(child=child, min_length=1, max_length=len(ALL_SCOPES), help_text=_SCOPES_HELP, **kwargs)
+
+
 class TokenRequest(InputSerializer):
     email = StrictChar(max_length=254, trim_whitespace=True)
     password = StrictChar(max_length=1000, style={"input_type": "password"})
-    name = StrictChar(max_length=80, required=False, default="api", help_text="Tells your tokens apart, such as the machine's name.")
-    ttl_s = StrictInteger(
-        min_value=60, max_value=10 * 365 * 86_400, required=False, allow_null=True, help_text="Seconds until it expires; default 1 year."
-    )
+    name = StrictChar(max_length=80, required=False, default="api", help_text=_NAME_HELP)
+    ttl_s = StrictInteger(min_value=60, max_value=_TTL_MOST_S, required=False, allow_null=True, help_text=_TTL_HELP)
+    scopes = _scopes_field(required=False, default=list(ALL_SCOPES))
+
+
+class TokenNew(InputSerializer):
+    name = StrictChar(max_length=80, help_text=_NAME_HELP)
+    ttl_s = StrictInteger(min_value=60, max_value=_TTL_MOST_S, required=False, allow_null=True, help_text=_TTL_HELP)
+    scopes = _scopes_field(required=False, default=["read", "submit"])
+    project = StrictChar(max_length=60, required=False, allow_null=True, help_text="Confines the token to this project.")
 
 
 class TokenAnswer(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
     token = serializers.CharField(help_text="Shown once and never again.")
     prefix = serializers.CharField()
     expires_at = serializers.DateTimeField(allow_null=True)
+    scopes = serializers.ListField(child=serializers.CharField())
+    project = serializers.CharField(allow_null=True)
+
+
+class JwtRequest(InputSerializer):
+    ttl_s = StrictInteger(min_value=1, max_value=900, required=False, default=900, help_text="Seconds until it expires, at most 900.")
+    scopes = _scopes_field(required=False)
+
+
+class JwtAnswer(serializers.Serializer[Any]):
+    token = serializers.CharField()
+    expires_at = serializers.DateTimeField()
+    scopes = serializers.ListField(child=serializers.CharField())
 
 
 class ApiTokenSerializer(serializers.Serializer[Any]):
+    """Loaded with its project."""
+
     id = serializers.IntegerField()
     name = serializers.CharField()
     prefix = serializers.CharField()
+    scopes = serializers.SerializerMethodField()
+    project = serializers.CharField(source="project.name", default=None, allow_null=True, help_text="null = personal")
     created_at = serializers.DateTimeField()
     expires_at = serializers.DateTimeField(allow_null=True)
     last_used_at = serializers.DateTimeField(allow_null=True)
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_scopes(self, token: ApiToken) -> list[str]:
+        return token.scopes.split()
 
 
 class MeProject(serializers.Serializer[Any]):

@@ -1,4 +1,4 @@
-"""Writes to people, projects, tokens and quotas.
+"""Writes to people, projects and quotas.
 
 Counters of a quota move by conditional UPDATE only: two requests at once can't both take the last place, on SQLite
 and PostgreSQL alike. Rows are taken in one order, user before project, so that two transactions never wait for each other.
@@ -6,12 +6,10 @@ and PostgreSQL alike. Rows are taken in one order, user before project, so that 
 
 from __future__ import annotations
 
-import hashlib
 import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -24,11 +22,8 @@ from django.utils.text import slugify
 from quotas import calendar
 from quotas.audit import audit
 from quotas.errors import BadValue, QuotaExceeded
-from quotas.models import ApiToken, Membership, Project, Quota, QuotaRequest, User
+from quotas.models import Membership, Project, Quota, QuotaRequest, User
 
-TOKEN_PREFIX = "ngt_"  # noqa: S105 -- a mark that secret scanners look for, not a secret
-#: A token's last use is written at most this often: reading a page must not cost a write.
-LAST_USED_EVERY_S = 60
 #: Limits with what is granted on top, as SQL: active jobs, GPU-seconds this month.
 JOBS_LIMIT = F("max_active_jobs") + F("extra_active_jobs")
 HOURS_LIMIT_S = (F("gpu_hours") + F("extra_gpu_hours")) * 3600.0
@@ -247,64 +242,3 @@ def project_personal(user: User) -> Project:
             if found := Project.objects.filter(personal_of=user).first():
                 return found
     raise BadValue("project_name_taken", params={"name": base})
-
-
-# --- API tokens -----------------------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def token_create(*, user: User, name: str, ttl_s: int | None = None, now: datetime | None = None) -> tuple[ApiToken, str]:
-    """A new token and its secret, which is shown once and never stored. ``ttl_s`` None = does not expire.
-
-    Raises BadValue if ``ttl_s`` is not positive.
-    """
-    if ttl_s is not None and ttl_s <= 0:
-        raise BadValue("token_ttl", params={"ttl_s": ttl_s})
-    now = now or timezone.now()
-    secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
-    token = ApiToken.objects.create(
-        user=user,
-        name=name[:80],
-        prefix=secret[:12],
-        token_sha256=_sha256(secret),
-        created_at=now,
-        expires_at=now + timedelta(seconds=ttl_s) if ttl_s is not None else None,
-    )
-    audit(user, "token.created", f"token {token.prefix}", {"name": token.name, "expires_at": token.expires_at}, now=now)
-    return token, secret
-
-
-@transaction.atomic
-def token_revoke(*, token: ApiToken, by: User | None = None, now: datetime | None = None) -> None:
-    """From now on the token opens nothing. Idempotent: the first time stays."""
-    if ApiToken.objects.filter(pk=token.pk, revoked_at__isnull=True).update(revoked_at=now or timezone.now()):
-        audit(by or token.user, "token.revoked", f"token {token.prefix}", {"name": token.name, "owner": token.user.email}, now=now)
-    token.refresh_from_db(fields=("revoked_at",))
-
-
-def token_authenticate(secret: str, *, now: datetime | None = None) -> User | None:
-    """Whose token this is; None if unknown, expired, revoked, or the user is inactive.
-
-    One SELECT. The lookup is by the SHA-256 of a 256-bit secret, so its timing tells nothing of use.
-    """
-    if not secret.startswith(TOKEN_PREFIX) or len(secret) > 200:
-        return None
-    now = now or timezone.now()
-    # With the personal project: a submit asks for it next.
-    tokens = ApiToken.objects.select_related("user__personal_project").filter(token_sha256=_sha256(secret)).order_by()
-    token = next(iter(tokens), None)  # unique; `first` would sort
-    if (
-        token is None
-        or token.revoked_at is not None
-        or (token.expires_at is not None and token.expires_at <= now)
-        or not token.user.is_active
-    ):
-        return None
-    before = now - timedelta(seconds=LAST_USED_EVERY_S)
-    if token.last_used_at is None or token.last_used_at <= before:
-        ApiToken.objects.filter(Q(last_used_at__isnull=True) | Q(last_used_at__lte=before), pk=token.pk).update(last_used_at=now)
-    return token.user
-
-
-def _sha256(secret: str) -> str:
-    return hashlib.sha256(secret.encode()).hexdigest()

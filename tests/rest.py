@@ -13,8 +13,8 @@ from django.test import Client
 from pytest_django.fixtures import Settings
 
 from quotas.models import User
-from quotas.services import token_create
 from quotas.throttles import throttle_reset
+from quotas.tokens import token_create
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ SOURCES = [
     *(ROOT / name for name in ("quotas/api.py", "quotas/auth.py", "quotas/errors.py", "quotas/serializers.py")),
     *(ROOT / name for name in ("quotas/notify.py", "quotas/deliver.py", "quotas/webhooks.py")),
     *(ROOT / name for name in ("nodes/alert_metrics.py", "nodes/alert_words.py")),
-    *(ROOT / name for name in ("nebulagrid/api.py", "nebulagrid/wire.py")),
+    *(ROOT / name for name in ("nebulagrid/api.py", "nebulagrid/gate.py", "nebulagrid/wire.py")),
 ]
 
 

@@ -18,7 +18,7 @@ from pytest_django.fixtures import Settings
 from jobs.models import Job
 from nodes.models import Node
 from quotas.models import ApiToken, Quota, User
-from quotas.services import token_create
+from quotas.tokens import token_create
 from tests.factories import attempt_make, job_make, node_make, user_make
 from tests.rest import no_redis  # noqa: F401
 
@@ -170,7 +170,7 @@ def test_a_crash_is_a_500_in_the_one_shape_without_its_details(lin: User, monkey
     monkeypatch.setattr("jobs.api.job_detail", broken)
     browser = Client(raise_request_exception=False)
     browser.force_login(lin, backend=BACKEND)
-    answer = browser.get("/api/v1/jobs/1")
+    answer = browser.get(f"/api/v1/jobs/{job_make(lin).pk}")
     assert (answer.status_code, answer.json()["code"]) == (500, "internal")
     assert b"secret detail" not in answer.content
 
@@ -182,7 +182,7 @@ def test_a_busy_database_is_a_503_that_says_when_to_come_back(lin: User, monkeyp
         raise OperationalError("database is locked")
 
     monkeypatch.setattr("jobs.api.job_detail", busy)
-    answer = signed_in(lin).get("/api/v1/jobs/1")
+    answer = signed_in(lin).get(f"/api/v1/jobs/{job_make(lin).pk}")
     assert (answer.status_code, answer.json()["code"], answer["Retry-After"]) == (503, "database_away", "2")
 
 

@@ -25,7 +25,7 @@ def measure(*, jobs: int, cards: int, rounds: int) -> dict[str, Any]:
     from jobs.forecaster import Last, forecast_refresh
     from jobs.models import Job
     from jobs.services.schedule import schedule_pass
-    from quotas.services import token_create
+    from quotas.tokens import token_create
 
     settings.ALLOWED_HOSTS = ["*"]
     settings.THROTTLE_ESTIMATE = "off"

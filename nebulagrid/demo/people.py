@@ -11,7 +11,8 @@ from client.errors import ProfileError
 from client.profile import Profile, profile_read, profile_save
 from nebulagrid.demo import FOLDER
 from quotas.models import Membership, Project, Quota, User
-from quotas.services import quota_for, token_authenticate, token_create, user_create
+from quotas.services import quota_for, user_create
+from quotas.tokens import token_authenticate, token_create
 
 PROJECT = "vision-lab"
 

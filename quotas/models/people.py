@@ -50,6 +50,8 @@ class User(AbstractUser):
     USERNAME_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []
     objects: ClassVar[UserManager] = UserManager()  # type: ignore[assignment]
+    #: Set where a project's token brought the user in: the id of that project, and nothing else is his then. No column.
+    confined_to: int | None = None
 
     class Meta(AbstractUser.Meta):  # type: ignore[name-defined,misc]
         verbose_name = _("user")

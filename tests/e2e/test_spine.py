@@ -207,7 +207,7 @@ def test_a_12_s_checkpoint_handler_under_bash_finishes_inside_15_s(
 def tokens(shared_grid: Grid) -> dict[str, str]:
     """Two ordinary users and their tokens."""
     script = (
-        "from quotas.services import user_create, token_create; import json\n"
+        "from quotas.services import user_create; from quotas.tokens import token_create; import json\n"
         "users = {name: user_create(email=name + '@example.org') for name in ('anna', 'bert')}\n"
         "print('TOKENS ' + json.dumps({name: token_create(user=user, name='test')[1] for name, user in users.items()}))"
     )

@@ -18,7 +18,7 @@ from jobs.lifecycle import JobState, RankState
 from jobs.models import Artifact, Attempt, Job, Rank
 from jobs.output_api import utf8_window
 from quotas.models import User
-from quotas.services import token_create
+from quotas.tokens import token_create
 from tests.factories import attempt_make, job_make, node_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401
 

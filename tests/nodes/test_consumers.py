@@ -14,11 +14,12 @@ from django.conf import settings as django_settings
 from django.db import connection
 from django.test import Client
 
+from nebulagrid.gate import may_watch
 from nodes import consumers, live
 from nodes.consumers import CLOSE_FORBIDDEN, CLOSE_NOT_FOUND, CLOSE_UNAUTHENTICATED, is_own_origin
 from nodes.models import Node, NodeState
 from quotas.models import User
-from quotas.services import token_create
+from quotas.tokens import token_create
 from tests.factories import job_make, node_header, node_make, user_make
 from tests.sockets import Socket
 
@@ -32,7 +33,9 @@ def in_memory(settings, monkeypatch) -> Iterator[None]:
     settings.CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
     settings.ALLOWED_HOSTS = [HOST]
     monkeypatch.setattr(consumers, "_user_for_token", lambda token: User.objects.filter(email=f"{token}@lab.example").first())
-    monkeypatch.setattr(consumers, "_may_see_job", lambda user, job_id: job_id == user.pk * 10)
+    monkeypatch.setattr(
+        consumers, "_may_watch", lambda user, topic: topic == f"job.{user.pk * 10}" or (topic[:4] != "job." and may_watch(user, topic))
+    )
     yield
     channel_layers.backends.clear()
 
@@ -157,7 +160,7 @@ def test_until_configured_nobody_sees_a_job_and_no_token_opens(lin):
 
 async def test_in_the_real_application_a_token_opens_own_jobs_only(lin, monkeypatch):
     monkeypatch.setattr(consumers, "_user_for_token", consumers._nobody)
-    monkeypatch.setattr(consumers, "_may_see_job", consumers._nothing)
+    monkeypatch.setattr(consumers, "_may_watch", consumers._nothing)
     from nebulagrid import asgi
 
     importlib.reload(asgi)  # hands the real rules in, whoever imported it before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -10,11 +11,13 @@ from django.conf import settings as django_settings
 from django.db import OperationalError, connection
 from django.test import Client
 
+from jobs.models import Job
+from nebulagrid.gate import may_watch
 from nodes import consumers, rechecks
 from nodes.consumers import CLOSE_UNAUTHENTICATED
-from quotas.models import ApiToken, User
-from quotas.services import token_authenticate, token_create, token_revoke
-from tests.factories import user_make
+from quotas.models import ApiToken, Membership, User
+from quotas.tokens import token_authenticate, token_create, token_revoke
+from tests.factories import job_make, project_make, user_make
 from tests.nodes.test_consumers import HOST, ORIGIN, close_thread_connection, in_memory, socket  # noqa: F401
 from tests.sockets import Socket
 
@@ -126,18 +129,36 @@ async def test_rounds_go_by_themselves_and_outlive_a_database_that_is_away(user,
     assert failed
 
 
-async def test_a_round_costs_two_queries_however_many_are_open(user, browser, django_assert_max_num_queries):
+async def test_a_round_costs_three_queries_however_many_are_open(user, browser, django_assert_max_num_queries):
     pages = [page(browser) for _ in range(5)]
     for there in pages:
         assert await there.connect() is None
 
     def count() -> int:
         connection.ensure_connection()  # its own first statements are not of the round
-        with django_assert_max_num_queries(2, connection=connection):
+        with django_assert_max_num_queries(3, connection=connection):
             found = rechecks._users_now([visitor.entry for visitor in rechecks._open], token_authenticate)
-        return len([user for user in found if user is not None])
+        return len([user for user, _rights in found if user is not None])
 
     assert await sync_to_async(count)() == 5
     for there in pages:
         await there.leave()
     assert not rechecks._open
+
+
+async def test_who_leaves_a_project_hears_no_more_of_its_jobs(user, monkeypatch):
+    def made() -> tuple[Job, str]:
+        project = project_make("vision", members=(user,))
+        return job_make(project=project), token_create(user=user, name="cli")[1]
+
+    monkeypatch.setattr(consumers, "_may_watch", may_watch)
+    job, token = await sync_to_async(made)()
+    there = socket("/ws/live", authorization=f"Bearer {token}")
+    assert await there.connect() is None
+    assert (await there.ask({"subscribe": [f"job.{job.pk}", "pool"]}))["refused"] == []
+    await recheck()
+    assert await there.receive_nothing(0.05)
+    await sync_to_async(Membership.objects.filter(user=user, project=job.project).delete)()
+    await recheck()
+    assert json.loads(await there.hear())["refused"] == [f"job.{job.pk}"]
+    await there.leave()

@@ -10,7 +10,7 @@ from allauth.mfa.models import Authenticator
 from django.utils import timezone
 
 from quotas.models import ApiToken, User
-from quotas.services import token_create
+from quotas.tokens import token_create
 from tests.factories import project_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401
 
@@ -30,7 +30,8 @@ def sign_in(**change: Any) -> tuple[int, Any]:
 def test_a_password_is_traded_for_a_token_that_works(lin: User) -> None:
     status, answer = sign_in(name="laptop", email=" Lin@Lab.example ")
     assert status == 201
-    assert set(answer) == {"token", "prefix", "expires_at"}
+    assert set(answer) == {"id", "token", "prefix", "expires_at", "scopes", "project"}
+    assert (answer["scopes"], answer["project"]) == (["read", "submit", "manage"], None)
     assert answer["token"].startswith("ngt_")
     assert answer["token"].startswith(answer["prefix"])
     token = ApiToken.objects.get()

@@ -20,7 +20,8 @@ from jobs.services import job_cancel, job_submit
 from nodes.services import node_cordon
 from quotas.audit import ACTIONS, audit, audit_chain, chain_check
 from quotas.models import AuditEntry, AuditLink, Quota
-from quotas.services import project_personal, quota_for, token_create
+from quotas.services import project_personal, quota_for
+from quotas.tokens import token_create
 from tests.factories import job_make, node_make, user_make
 from tests.rest import Api, no_redis  # noqa: F401
 from tests.threads import in_threads

@@ -11,7 +11,8 @@ from django.test.utils import CaptureQueriesContext
 from quotas.errors import BadValue
 from quotas.models import ApiToken, Membership, Project, User
 from quotas.selectors import projects_to_submit
-from quotas.services import project_personal, token_authenticate, token_create, token_revoke, user_create
+from quotas.services import project_personal, user_create
+from quotas.tokens import token_authenticate, token_create, token_revoke
 from tests.factories import project_make, user_make
 from tests.threads import in_threads
 

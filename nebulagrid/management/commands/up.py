@@ -172,7 +172,7 @@ class Command(BaseCommand):
     def _profile(self) -> Path:
         """The profile that `nebula-ctl` reads: URL and a token of the administrator. A working one is left alone."""
         from quotas.models import User
-        from quotas.services import token_authenticate, token_create
+        from quotas.tokens import token_authenticate, token_create
 
         path = Path(os.environ.get("NEBULA_CONFIG") or settings.DATA_DIR / "cli.json").resolve()
         admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]

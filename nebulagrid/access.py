@@ -1,0 +1,250 @@
+"""Who may call what: one table for pages, REST, agents and sockets. What has no row is refused (nebulagrid/gate.py).
+
+``who``     anyone | user (signed in) | staff | node (an agent with its credential, which the view checks) | nobody (a package has it,
+            we do not offer it)
+``object``  what of the address must be the caller's: ``job.see`` owner, members of its project, staff; ``job.output`` owner, staff;
+            ``job.change`` owner, leads of its project, staff; ``project.see`` members, staff; ``project.lead`` leads, staff; ``own`` the
+            view looks among the caller's own alone; ``node.own`` the node's own rank. What one may not see does not exist: 404.
+``scope``   what a token must be good for: read | submit | manage. A browser's session is good for all.
+``token``   ``any`` = project tokens too, ``own`` = personal ones alone, ``no`` = a password or a session, never a token.
+
+A route ending in ``*`` stands for all below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+
+class Who(StrEnum):
+    ANYONE = "anyone"
+    USER = "user"
+    STAFF = "staff"
+    NODE = "node"
+    NOBODY = "nobody"
+
+
+class Thing(StrEnum):
+    NONE = "-"
+    OWN = "own"
+    JOB_SEE = "job.see"
+    JOB_OUTPUT = "job.output"
+    JOB_CHANGE = "job.change"
+    PROJECT_SEE = "project.see"
+    PROJECT_LEAD = "project.lead"
+    NODE_OWN = "node.own"
+
+
+class Tokens(StrEnum):
+    ANY = "any"
+    OWN = "own"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    who: Who
+    thing: Thing
+    scope: str
+    token: Tokens
+
+
+# fmt: off
+PAGES = """
+# methods    who     object        route
+GET          user    -             |
+GET          user    -             overview/pieces/
+GET          user    -             cells/
+GET          user    -             cells/heat/
+GET          user    -             jobs/
+GET          user    -             jobs/newer/
+GET          user    -             jobs/starts/
+GET          user    -             jobs/rows/
+GET,POST     user    own           jobs/cancel/
+GET,POST     user    -             jobs/new/
+POST         user    -             jobs/new/sooner/
+POST         user    -             jobs/new/check/
+GET          user    job.see       jobs/<int:id>/
+GET          user    job.output    jobs/<int:id>/log/
+GET          user    job.see       jobs/<int:id>/events/
+GET          user    job.see       jobs/<int:id>/curves/
+GET          user    job.see       jobs/<int:id>/curves/data/
+GET          user    job.output    jobs/<int:id>/files/
+GET          user    job.see       jobs/<int:id>/request/
+GET          user    job.see       jobs/<int:id>/row/
+GET          user    job.see       jobs/<int:id>/start/
+GET          user    job.see       jobs/<int:id>/sooner/
+GET          user    job.see       jobs/<int:id>/live/
+GET          user    job.see       jobs/<int:id>/cards/
+GET,POST     user    job.change    jobs/<int:id>/cancel/
+GET,POST     user    job.change    jobs/<int:id>/hold/
+POST         user    job.change    jobs/<int:id>/release/
+GET          user    -             incidents/
+GET          user    -             incidents/<int:pk>/
+POST         staff   -             incidents/<int:pk>/write/
+GET          staff   -             audit/
+GET          user    -             nodes/
+GET          user    -             nodes/<slug:name>/
+GET          user    -             nodes/<slug:name>/curves/
+GET          user    -             nodes/<slug:name>/gpu<int:index>/
+GET          user    -             nodes/<slug:name>/gpu<int:index>/curves/
+GET          staff   -             nodes/add/new/
+GET,POST     staff   -             nodes/<slug:name>/drain/
+GET,POST     staff   -             nodes/<slug:name>/labels/
+POST         staff   -             nodes/<slug:name>/resume/
+GET,POST     staff   -             nodes/<slug:name>/commands/
+GET,POST     staff   -             nodes/<slug:name>/gpu<int:index>/act/<slug:action>/
+GET          anyone  -             favicon.ico
+GET          anyone  -             icons.svg
+GET          anyone  -             healthz
+GET          anyone  -             metrics
+GET          anyone  -             install.sh
+GET          anyone  -             install.json
+GET          anyone  -             ca.pem
+GET          anyone  -             dist/
+GET          anyone  -             dist/<str:name>
+POST         anyone  -             i18n/setlang/
+GET,POST     anyone  -             accounts/login/
+GET,POST     anyone  -             accounts/logout/
+GET          anyone  -             accounts/inactive/
+GET,POST     anyone  -             accounts/signup/
+GET,POST     user    own           accounts/reauthenticate/
+GET,POST     nobody  -             accounts/reauthenticate/code/
+GET,POST     nobody  -             accounts/reauthenticate/code/confirm/
+GET,POST     nobody  -             accounts/login/code/confirm/
+GET,POST     user    own           accounts/email/
+GET          anyone  -             accounts/confirm-email/
+GET,POST     anyone  -             accounts/^confirm-email/(?P<key>[-:\\w]+)/$
+GET,POST     user    own           accounts/password/change/
+GET,POST     user    own           accounts/password/set/
+GET,POST     anyone  -             accounts/password/reset/
+GET          anyone  -             accounts/password/reset/done/
+GET,POST     anyone  -             accounts/^password/reset/key/(?P<uidb36>[0-9A-Za-z]+)-(?P<key>.+)/$
+GET          anyone  -             accounts/password/reset/key/done/
+GET,POST     staff   -             admin/*
+"""
+
+API = """
+# methods    who     object        scope   token  route below api/v1/
+POST         anyone  -             manage  no     token
+GET          user    -             read    any    me
+POST         user    -             read    any    token/jwt
+GET          user    own           read    own    tokens/
+POST         user    own           manage  own    tokens/
+DELETE       user    own           manage  own    tokens/<int:id>
+GET          staff   -             manage  own    audit/
+GET          staff   -             manage  own    audit/export
+GET          user    -             read    any    nodes/
+POST         staff   -             manage  own    nodes/enroll-token
+GET          user    -             read    any    nodes/<str:name>
+PATCH        staff   -             manage  own    nodes/<str:name>
+POST         staff   -             manage  own    nodes/<str:name>/drain
+POST         staff   -             manage  own    nodes/<str:name>/resume
+POST         staff   -             manage  own    nodes/<str:name>/commands
+GET          staff   -             read    own    nodes/<str:name>/commands/<int:id>
+GET          user    -             read    any    nodes/<str:name>/samples
+POST         staff   -             manage  own    nodes/<str:name>/drill
+GET          user    -             read    any    gpus/
+GET          user    -             read    any    gpus/<str:uuid>/health
+POST         staff   -             manage  own    gpus/<str:uuid>/act
+GET          user    -             read    any    gpus/<str:uuid>/samples
+GET          user    -             read    any    pool/samples
+GET          user    -             read    any    incidents/
+GET          user    -             read    any    incidents/<int:id>
+POST         staff   -             manage  own    incidents/<int:id>/notes
+POST         staff   -             manage  own    incidents/<int:id>/close
+GET          user    -             read    any    jobs/
+POST         user    -             submit  any    jobs/submit
+POST         user    -             read    any    jobs/estimate
+GET          user    job.see       read    any    jobs/<int:id>
+POST         user    job.change    submit  any    jobs/<int:id>/cancel
+POST         user    job.change    submit  any    jobs/<int:id>/hold
+POST         user    job.change    submit  any    jobs/<int:id>/release
+GET          user    job.see       read    any    jobs/<int:id>/why
+GET          user    job.see       read    any    jobs/<int:id>/alternatives
+GET          user    job.see       read    any    jobs/<int:id>/events
+GET          user    job.see       read    any    jobs/<int:id>/samples
+GET          user    job.output    read    any    jobs/<int:id>/logs
+GET          user    job.output    read    any    jobs/<int:id>/logs/download
+GET          user    job.output    read    any    jobs/<int:id>/artifacts
+GET          user    job.output    read    any    jobs/<int:id>/artifacts/<int:rank>/<path:name>
+GET          user    -             read    any    resources/usage
+GET          anyone  -             read    any    schema
+GET          anyone  -             read    any    docs
+"""
+
+AGENTS = """
+# methods    who     object        route below api/agent/v1/
+POST         anyone  -             enroll
+POST         node    -             sync
+PUT          node    node.own      logs/<str:rank>
+PUT          node    node.own      artifacts/<str:rank>/<str:name>
+"""
+
+#: Groups that a person's socket may join, by the word before the dot. An agent's own group comes with its credential.
+SOCKETS = """
+# who     object     topic
+user      -          pool
+user      own        user
+user      job.see    job
+staff     -          node
+"""
+# fmt: on
+
+#: Whatever has no view: the API's own 404, for all methods.
+CATCH_ALL = "^api/"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+def _lines(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@cache
+def rules() -> dict[str, dict[str, Rule]]:
+    """Route → method → rule. Raises ValueError for a row that is not understood or there twice."""
+    found: dict[str, dict[str, Rule]] = {}
+
+    def add(methods: str, route: str, rule: Rule) -> None:
+        for method in methods.split(","):
+            if method not in METHODS or method in found.setdefault(route, {}):
+                raise ValueError(f"The authorisation table has {method} {route} twice, or that is no method.")
+            found[route][method] = rule
+
+    for prefix, text in (("", PAGES), ("api/agent/v1/", AGENTS)):
+        for methods, who, thing, route in _lines(text):
+            add(methods, prefix + route.replace("|", ""), Rule(who=Who(who), thing=Thing(thing), scope="", token=Tokens.NO))
+    for methods, who, thing, scope, token, route in _lines(API):
+        if scope not in ("read", "submit", "manage"):
+            raise ValueError(f"The authorisation table has the scope {scope!r} at {route}; there are read, submit and manage.")
+        add(methods, f"api/v1/{route}", Rule(who=Who(who), thing=Thing(thing), scope=scope, token=Tokens(token)))
+    return found
+
+
+@cache
+def sockets() -> dict[str, Rule]:
+    """The word before a topic's dot → rule."""
+    rows = _lines(SOCKETS)
+    return {topic: Rule(who=Who(who), thing=Thing(thing), scope="read", token=Tokens.ANY) for who, thing, topic in rows}
+
+
+@cache
+def rules_of(route: str) -> dict[str, Rule]:
+    """The rules of a route, by method; empty = there is no row, and nobody may."""
+    exact = rules().get(route)
+    if exact is not None:
+        return exact
+    for known, found in rules().items():
+        if known.endswith("*") and route.startswith(known[:-1]):
+            return found
+    return {}
+
+
+def rule_for(route: str, method: str) -> Rule | None:
+    """HEAD counts as GET. OPTIONS, which tells about a route, is for whoever may do the first thing there."""
+    found = rules_of(route)
+    if method == "OPTIONS":
+        return next(iter(found.values()), None)
+    return found.get("GET" if method == "HEAD" else method)
