@@ -3,8 +3,9 @@
 ``who``     anyone | user (signed in) | staff | node (an agent with its credential, which the view checks) | nobody (a package has it,
             we do not offer it)
 ``object``  what of the address must be the caller's: ``job.see`` owner, members of its project, staff; ``job.output`` owner, staff;
-            ``job.change`` owner, leads of its project, staff; ``project.see`` members, staff; ``project.lead`` leads, staff; ``own`` the
-            view looks among the caller's own alone; ``node.own`` the node's own rank. What one may not see does not exist: 404.
+            ``job.change`` owner, leads of its project, staff; ``project.see`` members, staff; ``project.lead`` leads, staff;
+            ``quota.see`` a request for more of one's own, of projects that one leads, staff all; ``own`` the view looks among the
+            caller's own alone; ``node.own`` the node's own rank. What one may not see does not exist: 404.
 ``scope``   what a token must be good for: read | submit | manage. A browser's session is good for all.
 ``token``   ``any`` = project tokens too, ``own`` = personal ones alone, ``no`` = a password or a session, never a token.
 
@@ -34,6 +35,7 @@ class Thing(StrEnum):
     JOB_CHANGE = "job.change"
     PROJECT_SEE = "project.see"
     PROJECT_LEAD = "project.lead"
+    QUOTA_SEE = "quota.see"
     NODE_OWN = "node.own"
 
 
@@ -85,6 +87,11 @@ GET          user    -             incidents/
 GET          user    -             incidents/<int:pk>/
 POST         staff   -             incidents/<int:pk>/write/
 GET          staff   -             audit/
+GET          user    -             quota/
+POST         user    own           quota/requests/new/
+GET,POST     user    quota.see     quota/requests/<int:id>/
+GET,POST     user    own           quota/approvals/
+GET,POST     anyone  -             quota/decide/<str:token>/
 GET          user    -             nodes/
 GET          user    -             nodes/<slug:name>/
 GET          user    -             nodes/<slug:name>/curves/

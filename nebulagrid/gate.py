@@ -24,6 +24,7 @@ from jobs.selectors import jobs_changeable_by, jobs_visible_to, jobs_with_output
 from nebulagrid.access import CATCH_ALL, METHODS, Rule, Thing, Tokens, Who, rule_for, rules_of, sockets
 from quotas.grants import Grant
 from quotas.models import User
+from quotas.requests import requests_visible_to
 from quotas.selectors import projects_led_by, projects_visible_to
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ def thing_check(rule: Rule, user: Any, kwargs: dict[str, Any]) -> None:
             return
         if rule.thing == Thing.JOB_CHANGE and jobs_visible_to(user).filter(pk=kwargs["id"]).exists():
             raise PermissionDenied(_("This job is another's: its owner, a lead of its project and staff may change it."))
+        raise Http404
+    if rule.thing == Thing.QUOTA_SEE and not requests_visible_to(user).filter(pk=kwargs["id"]).exists():
         raise Http404
     if rule.thing in (Thing.PROJECT_SEE, Thing.PROJECT_LEAD):
         if not projects_visible_to(user).filter(name=kwargs["name"]).exists():

@@ -140,6 +140,7 @@ SEES = {
     Thing.JOB_SEE: ("owner", "mate", "viewer", "lead", "staff"),
     Thing.JOB_OUTPUT: ("owner", "staff"),
     Thing.JOB_CHANGE: ("owner", "lead", "staff"),
+    Thing.QUOTA_SEE: ("owner", "staff"),
     Thing.PROJECT_SEE: ("owner", "mate", "viewer", "lead", "staff"),
     Thing.PROJECT_LEAD: ("lead", "staff"),
 }

@@ -19,7 +19,8 @@ from nodes.incidents import incident_open
 from nodes.models import AgentCommand, Incident, Node
 from nodes.services import command_create
 from quotas.grants import ALL_SCOPES
-from quotas.models import ApiToken, Membership, Project, User
+from quotas.models import ApiToken, Membership, Project, QuotaRequest, User
+from quotas.requests import request_make
 from quotas.tokens import jwt_create, token_create
 from tests.factories import attempt_make, node_header, node_make, project_make, user_make
 
@@ -59,6 +60,7 @@ class World:
     token: ApiToken
     command: AgentCommand
     incident: Incident
+    request: QuotaRequest
     secrets: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -75,6 +77,8 @@ class World:
 
     def path(self, route: str) -> str:
         """An address of the route (as the resolver spells it, without what is before it) that names the things of this world."""
+        if "quota/requests/" in route:
+            route = route.replace("<int:id>", str(self.request.pk))
         is_node, is_incident = "nodes/" in route or "gpu" in route, "incidents/" in route
         ids = self.token.pk if "tokens/" in route else self.command.pk if is_node else self.incident.pk if is_incident else self.job.pk
         name = "node-a" if is_node else self.project.name if "projects/" in route else "model.bin"
@@ -88,6 +92,7 @@ class World:
             "<int:rank>": "0",
             "<int:index>": "0",
             "<slug:action>": "isolate",
+            "<str:token>": "no-such-link",
             "<str:rank>": self.rank.key,
             "<str:uuid>": "GPU-node-a-0",
         }.items():
@@ -136,6 +141,7 @@ def world_make(folder: Path) -> World:
         token=token_create(user=people["owner"], name="ci")[0],
         command=command_create(node=node, verb="ping", by=people["staff"]),
         incident=incident_open(gpu=node.gpus.all()[1], code="xid", params={"xid": 79}, now=timezone.now()),
+        request=request_make(by=people["owner"], what="gpu_hours", amount=100, why="a paper is due", now=timezone.now()),
     )
     credentials_add(world)
     return world
