@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('quotas', '0005_limits_by_model_and_requests'),
+        ('quotas', '0007_storage_append_only'),
     ]
 
     operations = [
