@@ -14,6 +14,7 @@ from agent.protocol import AgentEvent, SyncRequest
 from nodes import care
 from nodes.health import BURST_S, Rule, Seen, Verdict, judge_kind, judge_xid
 from nodes.health_models import XidPolicy
+from nodes.incidents import KERNEL_CHARS, KERNEL_LINES, kernel_add
 from nodes.models import Gpu, HealthEvent, Node
 from nodes.text import NAME, json_clean, text_clean
 
@@ -59,6 +60,11 @@ def events_take(*, node: Node, sync: SyncRequest, now: datetime, holders: Holder
             continue
         known.add((session, event.eid))
         gpu = cards.get(event.gpu or "")
+        if event.kind == "kernel_log":
+            # Evidence, no event: it goes where the fault is looked into, and a repeat changes nothing.
+            if gpu is not None:
+                kernel_add(gpu=gpu, lines=_lines(event.data.get("lines")))
+            continue
         row = HealthEvent(
             node=node,
             gpu=gpu,
@@ -149,6 +155,11 @@ def _xid_take(row: HealthEvent, gpu: Gpu, xid: int, history: _History, holders: 
     )
     log.warning("XID %s on card %s: %s", xid, gpu.uuid, verdict.code if verdict.state is None else verdict.state)
     return changed or row.fails_job is not None
+
+
+def _lines(value: Any) -> list[str]:
+    """Of an agent's list of lines, what is one."""
+    return [text_clean(line)[:KERNEL_CHARS] for line in value[:KERNEL_LINES] if isinstance(line, str)] if isinstance(value, list) else []
 
 
 def _with_drill(verdict: Verdict, row: HealthEvent) -> Verdict:

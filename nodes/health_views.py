@@ -118,6 +118,10 @@ def card_act(request: HttpRequest, name: str, index: int, action: str) -> HttpRe
 # --- incidents ------------------------------------------------------------------------------------------------------
 
 
+def _is_piece(request: HttpRequest) -> bool:
+    return request.headers.get("HX-Request") == "true" and request.headers.get("HX-History-Restore-Request") != "true"
+
+
 def _row(incident: Incident) -> dict[str, Any]:
     until = incident.recovered_at
     return {
@@ -140,7 +144,7 @@ def incident_list(request: HttpRequest) -> HttpResponse:
         query = query.filter(phase=state.upper())
     page = Paginator(query, PAGE).get_page(request.GET.get("page"))
     context = {"rows": [_row(incident) for incident in page.object_list], "page": page, "state": state, "states": FILTERS}
-    return render(request, "nodes/incidents.html", context)
+    return render(request, "nodes/_incidents.html" if _is_piece(request) else "nodes/incidents.html", context)
 
 
 @require_safe
@@ -171,7 +175,9 @@ def _incident_page(request: HttpRequest, incident: Incident, *, error: str = "",
         "error": error,
         "written": text,
     }
-    return render(request, "nodes/incident.html", context, status=400 if error else 200)
+    context["is_piece"] = _is_piece(request) and not error
+    template = "nodes/_incident_line.html" if context["is_piece"] else "nodes/incident.html"
+    return render(request, template, context, status=400 if error else 200)
 
 
 @require_POST

@@ -50,6 +50,22 @@ def incident_open(*, gpu: Gpu, code: str, params: Mapping[str, Any], now: dateti
     return incident
 
 
+def kernel_add(*, gpu: Gpu, lines: Sequence[str]) -> None:
+    """What the kernel wrote around a fault, told a little after it: in place of the single lines that came with it. Nothing without an
+    incident that is not closed."""
+    incident = incident_of(gpu.pk)
+    if incident is None:
+        return
+    known = list(incident.evidence.get("kernel", []))
+    new = _kernel(lines)
+    # The lines that came with the events are among these.
+    kept = [line for line in known if line not in new]
+    found = [*kept, *new][-KERNEL_LINES:]
+    if found != known:
+        Incident.objects.filter(pk=incident.pk).update(evidence={**incident.evidence, "kernel": found})
+        live.publish("pool", {"incident": incident.pk})
+
+
 def _kernel(lines: Sequence[str]) -> list[str]:
     return [str(line)[:KERNEL_CHARS] for line in lines[:KERNEL_LINES]]
 

@@ -12,6 +12,8 @@ import os
 import re
 import select
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,15 +24,26 @@ log = logging.getLogger("nebula-agent")
 KMSG = "/dev/kmsg"
 XID_OFF_THE_BUS = 79
 TEXT_MOST = 300
+#: What was written around an XID is told once no more is to be expected: lines of so long before and after it, and so many.
+BEFORE_S, AFTER_S = 10.0, 2.0
+LINES_MOST = 24
 
+Slot = tuple[int, int, int]  # PCI domain, bus, device
 _XID = re.compile(r"NVRM:? (?:\S+ )?Xid \(([0-9A-Za-z:.]+)\): (\d+)")
 _CARD = re.compile(r"(?:GPU|PCI:)\s*(?:at )?(?:PCI:)?((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?)")
+#: Of the driver, the bus, and what else takes a card down. The rest of the log is nobody's business here.
+_RELEVANT = re.compile(
+    r"NVRM|nvidia|nvlink|nvswitch|amdgpu|xid|pcieport|pciehp|AER:|PCIe Bus Error|DPC:|DMAR|iommu|AMD-Vi|EDAC|mce:|thermal|power supply",
+    re.I,
+)
+#: What /dev/kmsg adds behind a message: " DRIVER=nvidia".
+_FIELD = re.compile(r" [A-Z_]+=")
 _FALLEN = re.compile(r"fallen off the bus", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class XidLine:
-    slot: tuple[int, int, int] | None  # PCI domain, bus, device
+    slot: Slot | None
     xid: int
     text: str
 
@@ -39,7 +52,7 @@ class XidParser:
     """Lines in, XIDs out. It keeps the card of a sentence that goes over several lines."""
 
     def __init__(self) -> None:
-        self._card: tuple[int, int, int] | None = None
+        self._card: Slot | None = None
         self._lines_left = 0
 
     def feed(self, message: str) -> list[XidLine]:
@@ -63,12 +76,52 @@ class XidParser:
         return found
 
 
+class Surroundings:
+    """The lines around each XID. Times are of any clock that nobody sets."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[float, str]] = deque(maxlen=256)
+        self._since: dict[Slot, tuple[float, float]] = {}  # card → the first and the last XID that was not told of yet
+
+    def line(self, message: str, *, now: float) -> None:
+        for line in message.replace("\\x0a", "\n").splitlines():
+            if _RELEVANT.search(line) and not _FIELD.match(line):
+                self._lines.append((now, line.strip()[:TEXT_MOST]))
+
+    def fault(self, slot: Slot | None, *, now: float) -> None:
+        if slot is not None:
+            self._since[slot] = (self._since[slot][0] if slot in self._since else now, now)
+
+    def wait_s(self, *, now: float) -> float | None:
+        """Until something is due; None = nothing is."""
+        # A storm must not put it off for ever: at most a few times as long.
+        due = [min(last + AFTER_S, first + 5 * AFTER_S) for first, last in self._since.values()]
+        return max(0.0, min(due) - now) if due else None
+
+    def take(self, *, now: float) -> list[tuple[Slot, tuple[str, ...]]]:
+        """Card → the lines around its faults, of which nothing more is to be expected."""
+        found = []
+        for slot, (first, last) in list(self._since.items()):
+            if now >= min(last + AFTER_S, first + 5 * AFTER_S):
+                del self._since[slot]
+                lines = [text for at, text in self._lines if first - BEFORE_S <= at <= last + AFTER_S]
+                if len(lines) > LINES_MOST:  # how it began and how it ended
+                    half = LINES_MOST // 2
+                    lines = [*lines[:half], f"… {len(lines) - LINES_MOST} …", *lines[-half:]]
+                found.append((slot, tuple(lines)))
+        return found
+
+
 class KernelLog:
     """A thread that sleeps until the kernel has written; from now on, not what was before."""
 
-    def __init__(self, tell: Callable[[XidLine], None], path: str = KMSG) -> None:
-        """``readable`` is False where this user may not read the log (root or CAP_SYSLOG may)."""
+    def __init__(
+        self, tell: Callable[[XidLine], None], path: str = KMSG, *, around: Callable[[Slot, tuple[str, ...]], None] | None = None
+    ) -> None:
+        """``readable`` is False where this user may not read the log (root or CAP_SYSLOG may). ``around`` gets the lines around the
+        faults of a card, a little later."""
         self._tell, self._parser = tell, XidParser()
+        self._around, self._surroundings = around, Surroundings()
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread: threading.Thread | None = None
         try:
@@ -94,9 +147,15 @@ class KernelLog:
         poll.register(fd, select.POLLIN)
         poll.register(self._stop_read, select.POLLIN)
         while True:
-            ready = dict(poll.poll())
+            wait_s = self._surroundings.wait_s(now=time.monotonic())
+            ready = dict(poll.poll(None if wait_s is None else 1000 * wait_s + 1))
             if self._stop_read in ready:
                 return
+            for slot, lines in self._surroundings.take(now=time.monotonic()):
+                if self._around is not None:
+                    self._around(slot, lines)
+            if fd not in ready:
+                continue
             try:
                 record = os.read(fd, 8192)  # one record a read
             except OSError as error:
@@ -107,8 +166,11 @@ class KernelLog:
             if not record:
                 return
             head, _, message = record.decode("utf-8", "replace").partition(";")
+            text, now = message if "," in head else head, time.monotonic()
             try:
-                for line in self._parser.feed(message if "," in head else head):
+                self._surroundings.line(text, now=now)
+                for line in self._parser.feed(text):
+                    self._surroundings.fault(line.slot, now=now)
                     self._tell(line)
             except Exception:  # the next line must be read, whatever became of this one
                 log.exception("A line of the kernel log could not be told.")

@@ -34,6 +34,8 @@ UNIFIED_NAMES = ("GB10", "Thor", "Orin", "Tegra")
 LOOK_AGAIN_S = 30.0
 #: The same XID of the same card, told by NVML and by the kernel's log within so long, is one event.
 SAME_S = 5.0
+#: NVML tells the number, the kernel's log the process that did it. Where both are heard, the number waits so long for the words.
+WORDS_S = 0.3
 _WHOLE = 0xFFFFFFFF  # NVML's "no MIG instance"
 
 
@@ -68,6 +70,7 @@ class NvmlBackend:
         self._differs = False
         self._events: deque[HardwareEvent] = deque(maxlen=1000)
         self._heard: dict[tuple[str | None, int], tuple[str, float]] = {}
+        self._held: dict[tuple[str | None, int], tuple[HardwareEvent, threading.Timer]] = {}
         self._lock = threading.Lock()
         self._waiter: _XidWaiter | None = None
         self._kernel_log: KernelLog | None = None
@@ -80,7 +83,7 @@ class NvmlBackend:
         self.cleanup()
         if self._kernel_log_path is not None:
             # Before NVML is opened: the log is what tells why it doesn't.
-            self._kernel_log = KernelLog(self._kernel_said, self._kernel_log_path)
+            self._kernel_log = KernelLog(self._kernel_said, self._kernel_log_path, around=self._kernel_around)
         nvml = Nvml.open()
         self._nvml = nvml
         self._driver = nvml.ask_any("nvmlSystemGetDriverVersion")
@@ -333,16 +336,44 @@ class NvmlBackend:
         uuid = self._by_slot.get(line.slot) if line.slot is not None else None
         self._xid(uuid, line.xid, "kernel_log", {"text": line.text})
 
+    def _kernel_around(self, slot: tuple[int, int, int], lines: tuple[str, ...]) -> None:
+        uuid = self._by_slot.get(slot)
+        if uuid is not None and lines:
+            self._events.append(HardwareEvent(kind="kernel_log", gpu=uuid, data={"lines": list(lines)}, at=time.time()))
+            self.on_event()
+
     def _xid(self, uuid: str | None, xid: int, source: str, more: dict[str, Any]) -> None:
-        """Both sources tell most XIDs; the second one of a pair is dropped. A MIG part and its card count as one."""
+        """Both sources tell most XIDs; the two of a pair are one event. A MIG part and its card count as one."""
         whole = next((c.info.parent for c in self._cards if c.info.uuid == uuid and c.info.parent), uuid)
-        now = time.monotonic()
+        key, now = (whole, xid), time.monotonic()
+        event = HardwareEvent(kind="xid", gpu=uuid, data={"xid": xid, **more}, at=time.time())
         with self._lock:
-            before = self._heard.get((whole, xid))
+            before = self._heard.get(key)
             if before is not None and before[0] != source and now - before[1] < SAME_S:
-                return
-            self._heard[whole, xid] = (source, now)
-        self._events.append(HardwareEvent(kind="xid", gpu=uuid, data={"xid": xid, **more}, at=time.time()))
+                held = self._held.pop(key, None) if source == "kernel_log" else None
+                if held is None:
+                    return
+                held[1].cancel()
+                event = replace(held[0], data={**held[0].data, **more})  # NVML's word which part it is, the kernel's who did it
+            else:
+                self._heard[key] = (source, now)
+                if source == "nvml" and key not in self._held and self._kernel_log is not None and self._kernel_log.readable:
+                    timer = threading.Timer(WORDS_S, self._release, [key])
+                    timer.daemon = True
+                    self._held[key] = (event, timer)
+                    timer.start()
+                    return
+        self._tell_xid(event)
+
+    def _release(self, key: tuple[str | None, int]) -> None:
+        """The kernel's log had nothing to say of it."""
+        with self._lock:
+            held = self._held.pop(key, None)
+        if held is not None:
+            self._tell_xid(held[0])
+
+    def _tell_xid(self, event: HardwareEvent) -> None:
+        self._events.append(event)
         self.on_event()
 
     def _stop_waiting(self) -> None:
@@ -352,6 +383,9 @@ class NvmlBackend:
 
     def cleanup(self) -> None:
         self._stop_waiting()
+        for key, (_event, timer) in list(self._held.items()):
+            timer.cancel()
+            self._release(key)
         if self._kernel_log is not None:
             self._kernel_log.stop()
             self._kernel_log = None

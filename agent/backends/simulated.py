@@ -241,6 +241,12 @@ class SimulatedBackend:
         text = f"NVRM: Xid (PCI:drill): {xid}, a drill, {count} times"
         event = HardwareEvent(kind="xid", gpu=str(uuid), data={"xid": xid, "drill": True, "text": text, **whose}, at=time.time())
         self._drills += [event] * count
+        around = [
+            f"NVRM: GPU at PCI:drill: {uuid}",
+            text,
+            f"NVRM: Xid (PCI:drill): {xid}, this is a drill on a simulated card: nothing is broken",
+        ]
+        self._drills.append(HardwareEvent(kind="kernel_log", gpu=str(uuid), data={"lines": around, "drill": True}, at=time.time()))
         return f"XID {xid} was thrown {count} times."
 
     def selftest(self, uuid: str, *, mib: int, heat_s: float) -> dict[str, Any]:

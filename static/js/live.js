@@ -6,6 +6,7 @@
        {"topic":"job.42"}           → job:42            {"topic":"node.3"}         → node:3
        {"topic":"pool","jobs":5}    → pool:jobs         {"topic":"pool","node":3}  → pool:nodes
        {"topic":"pool","cells":…}   → pool:cells        {"topic":"user.1"}         → user:1
+       {"topic":"pool","incident":7} → pool:incidents
        {"topic":"job.42","log":9}   → job:42:log        (output has arrived; the job itself is as it was)
        {"topic":"job.42","estimate":1} → job:42:estimate (so is it here: another estimate of its start)
    The same event comes at most once in 1.5 s: at once, and the last one again at the end (pool:cells: always).
@@ -14,7 +15,7 @@
    once more. The state is told by "live:on" and "live:off" events on body, <html data-live="on|off"> and .live[data-live-dot]. */
 
 const body = document.body, root = document.documentElement, dot = document.querySelector("[data-live-dot]");
-const GAP_MS = 1500, ASK_MS = 15000, ANSWER_MS = 6000, POOL = ["jobs", "nodes", "cells"];
+const GAP_MS = 1500, ASK_MS = 15000, ANSWER_MS = 6000, POOL = ["jobs", "nodes", "cells", "incidents"];
 let socket = null, tries = 0, timer = 0, asker = 0, answerBy = 0, lostAt = 0, ticker = 0, wasOn = false, asked = new Set();
 const last = new Map(), later = new Map(), emitted = new Map();
 
@@ -50,7 +51,7 @@ function soon(name, detail) {
 function names(message) {
   const [kind, id] = message.topic.split(".");
   if (kind !== "pool") return [`${kind}:${id}${"log" in message ? ":log" : "estimate" in message ? ":estimate" : ""}`];
-  return [["jobs", "jobs"], ["node", "nodes"], ["cells", "cells"]].filter(([key]) => key in message).map(([, name]) => `pool:${name}`);
+  return [["jobs", "jobs"], ["node", "nodes"], ["cells", "cells"], ["incident", "incidents"]].filter(([key]) => key in message).map(([, name]) => `pool:${name}`);
 }
 
 function receive(event) {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.backends.base import bus_slot
-from agent.backends.kernel_log import KernelLog, XidLine, XidParser
+from agent.backends.kernel_log import AFTER_S, LINES_MOST, KernelLog, Surroundings, XidLine, XidParser
 from tests.agent.rank_lab import wait_until
 
 HERE = (0, 0x3B, 0)
@@ -101,3 +101,68 @@ def test_a_log_that_may_not_be_read_is_no_error(tmp_path: Path) -> None:
     log = KernelLog(lambda line: None, str(tmp_path / "none"))
     assert not log.readable
     log.stop()
+
+
+# --- the lines around a fault -------------------------------------------------------------------------------------------
+
+
+def test_the_lines_around_a_fault_are_told_once_it_is_quiet() -> None:
+    around = Surroundings()
+    around.line("NVRM: long ago", now=80.0)
+    around.line("pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received", now=99.0)
+    around.line("eth0: link up", now=99.5)
+    around.line("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\\x0a DRIVER=nvidia", now=100.0)
+    around.fault(HERE, now=100.0)
+    assert around.wait_s(now=100.5) == pytest.approx(AFTER_S - 0.5)
+    around.line("NVRM: A GPU crash dump has been created.", now=101.0)
+    assert around.take(now=101.9) == []
+    assert around.take(now=102.0) == [
+        (
+            HERE,
+            (
+                "pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received",
+                "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+                "NVRM: A GPU crash dump has been created.",
+            ),
+        )
+    ]
+    assert (around.take(now=110.0), around.wait_s(now=110.0)) == ([], None)
+
+
+def test_a_storm_of_faults_is_one_excerpt_of_bounded_length() -> None:
+    around = Surroundings()
+    told = []
+    for n in range(40):
+        now = 100.0 + n * 0.5
+        around.line(f"NVRM: Xid (PCI:0000:3b:00): 31, number {n} " + "x" * 1000, now=now)
+        around.fault(HERE, now=now)
+        told += around.take(now=now)
+    # 20 s of faults: told after ten seconds each, not after the last one.
+    assert len(told) == 1
+    (_slot, lines) = told[0]
+    assert len(lines) <= LINES_MOST + 1
+    assert max(map(len, lines)) <= 300
+    assert "number 0" in lines[0]
+    assert around.wait_s(now=120.0) is not None
+
+
+def test_a_fault_of_no_known_card_has_no_surroundings() -> None:
+    around = Surroundings()
+    around.fault(None, now=1.0)
+    assert around.wait_s(now=1.0) is None
+
+
+def test_the_thread_tells_them_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.backends.kernel_log.AFTER_S", 0.05)
+    path = tmp_path / "kmsg"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    found: list[tuple[object, tuple[str, ...]]] = []
+    log = KernelLog(lambda line: None, str(path), around=lambda slot, lines: found.append((slot, lines)))
+    try:
+        os.write(writer, b"3,1,2,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n SUBSYSTEM=pci\n DRIVER=nvidia\n")
+        wait_until(lambda: found, "the lines around it")
+        assert found == [(HERE, ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",))]
+    finally:
+        log.stop()
+        os.close(writer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -335,6 +337,65 @@ def test_the_same_xid_from_nvml_and_from_the_kernel_is_one_event(machine: Machin
     backend._kernel_said(XidLine((0, 0x3B, 0), 79, "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."))
     backend._kernel_said(XidLine((0, 0x3B, 0), 31, "NVRM: Xid (PCI:0000:3b:00): 31, MMU fault"))
     assert [(e.gpu, e.data["xid"]) for e in backend.events()] == [(uuid, 79), (uuid, 31)]
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[tuple[NvmlBackend, int]]:
+    """A backend that reads a kernel's log, and the log to write to."""
+    path = tmp_path / "kmsg"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    found = NvmlBackend(xid_wait_ms=50, kernel_log=str(path), root=str(tmp_path))
+    yield found, writer
+    found.cleanup()
+    os.close(writer)
+
+
+def test_the_process_that_only_the_kernel_names_comes_with_the_number_that_nvml_told_first(
+    machine: Machine, kernel: tuple[NvmlBackend, int]
+) -> None:
+    """On a card that several jobs share, it is what tells whose program it was."""
+    backend, log = kernel
+    uuid = machine.card(pci="0000:3b:00")
+    backend.initialize()
+    machine.xid(0, 31)
+    wait_until(lambda: backend._held, "the number")
+    assert backend.events() == []
+    line = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=python, MMU Fault"
+    os.write(log, f"3,1,2,-;{line}\n".encode())
+    found: list[HardwareEvent] = []
+    wait_until(lambda: found.extend(backend.events()) or found, "the event")
+    assert [(e.kind, e.gpu, e.data) for e in found] == [("xid", uuid, {"xid": 31, "text": line})]
+
+
+def test_a_number_without_words_is_told_all_the_same(machine: Machine, kernel: tuple[NvmlBackend, int]) -> None:
+    backend, _log = kernel
+    uuid = machine.card()
+    backend.initialize()
+    began = time.monotonic()
+    machine.xid(0, 79)
+    found: list[HardwareEvent] = []
+    wait_until(lambda: found.extend(backend.events()) or found, "the event")
+    assert [(e.gpu, e.data) for e in found] == [(uuid, {"xid": 79})]
+    assert time.monotonic() - began < 2.0
+
+
+def test_the_lines_around_a_fault_follow_it(machine: Machine, kernel: tuple[NvmlBackend, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.backends.kernel_log.AFTER_S", 0.05)
+    backend, log = kernel
+    uuid = machine.card(pci="0000:3b:00")
+    backend.initialize()
+    lines = [
+        "pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received",
+        "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    ]
+    for line in lines:
+        os.write(log, f"3,1,2,-;{line}\n".encode())
+        time.sleep(0.01)  # one record a read, as the kernel's file gives them
+    found: list[HardwareEvent] = []
+    wait_until(lambda: found.extend(backend.events()) or len(found) == 2, "the event and its surroundings")
+    assert [(e.kind, e.gpu) for e in found] == [("xid", uuid), ("kernel_log", uuid)]
+    assert found[1].data == {"lines": lines}
 
 
 def test_a_line_about_a_card_that_nobody_knows_is_told_without_a_card(machine: Machine, backend: NvmlBackend) -> None:

@@ -375,3 +375,14 @@ def test_a_quiet_pool_costs_the_health_task_three_queries(wire, gpu, django_asse
     with django_assert_num_queries(3):
         care_run(now=timezone.now())
         faults_apply(now=timezone.now())
+
+
+def test_what_the_kernel_wrote_around_a_fault_is_evidence_and_no_event(wire, gpu):
+    lines = ["pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error", "NVRM: Xid (PCI:0000:3b:00): 79, fell\0"]
+    wire.throw(gpu, "kernel_log", lines=lines)  # nothing is looked into: nothing is kept
+    assert not Incident.objects.exists()
+    wire.throw(gpu, xid=79)
+    wire.throw(gpu, "kernel_log", lines=[*lines, 7, None])
+    wire.throw(gpu, "kernel_log", lines="no list")
+    assert Incident.objects.get().evidence["kernel"] == [lines[0], "NVRM: Xid (PCI:0000:3b:00): 79, fell\N{REPLACEMENT CHARACTER}"]
+    assert list(HealthEvent.objects.values_list("kind", flat=True)) == ["xid"]

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from nodes.incidents import incident_add, incident_open
+from nodes.incidents import incident_add, incident_open, kernel_add
 from nodes.models import AgentCommand, Gpu, Incident, IncidentEntry
 from tests.factories import attempt_make, node_make, user_make, xid_rules_ship
 
@@ -175,3 +175,36 @@ def test_an_admin_changes_a_rule(staff):
     assert answer.status_code == 302, answer.content.decode()[:500]
     rule.refresh_from_db()
     assert (rule.action, rule.again_s) == ("suspect", 60)
+
+
+def test_the_open_page_of_an_incident_follows_it_and_what_is_being_written_stays(incident, staff):
+    """What changes is fetched in pieces; the field that somebody writes in is in none of them."""
+    page = staff.get(f"/incidents/{incident.pk}/").content.decode()
+    assert f'hx-get="/incidents/{incident.pk}/" hx-trigger="pool:incidents from:body"' in page
+    assert 'data-topic="pool"' in page
+    piece = staff.get(f"/incidents/{incident.pk}/", headers={"HX-Request": "true"}).content.decode()
+    assert "<textarea" not in piece
+    assert "<html" not in piece
+    for part in ("incident-head", "incident-facts", "incident-acts"):
+        assert f'id="{part}" ' in page.replace(f'id="{part}">', f'id="{part}" >')
+        assert f'id="{part}" hx-swap-oob="true"' in piece or f'id="{part}" aria-labelledby="facts-h" hx-swap-oob="true"' in piece
+    assert 'name="close"' in piece
+    assert "incident-acts" not in signed_in().get(f"/incidents/{incident.pk}/", headers={"HX-Request": "true"}).content.decode()
+    listed = staff.get("/incidents/?state=review", headers={"HX-Request": "true"}).content.decode()
+    assert 'hx-get="/incidents/?state=review"' in listed
+    assert "<html" not in listed
+
+
+def test_lines_around_the_fault_take_the_place_of_the_single_ones_and_are_bounded(incident, gpu, staff):
+    single = incident.evidence["kernel"][0]
+    kernel_add(gpu=gpu, lines=["pcieport: AER: fatal", single, "NVRM: a crash dump <i>"])
+    kernel_add(gpu=gpu, lines=["pcieport: AER: fatal", single, "NVRM: a crash dump <i>"])  # told twice
+    incident.refresh_from_db()
+    assert incident.evidence["kernel"] == ["pcieport: AER: fatal", single, "NVRM: a crash dump <i>"]
+    page = staff.get(f"/incidents/{incident.pk}/").content.decode()
+    assert "pcieport: AER: fatal\n" in page
+    assert "crash dump &lt;i&gt;" in page
+    kernel_add(gpu=gpu, lines=[f"{n} " + "x" * 1000 for n in range(100)])
+    incident.refresh_from_db()
+    assert len(incident.evidence["kernel"]) == 40
+    assert max(map(len, incident.evidence["kernel"])) == 400
