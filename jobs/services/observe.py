@@ -32,6 +32,9 @@ from quotas.sql import Select, swap
 
 log = logging.getLogger(__name__)
 
+#: So far a clock is set back by mistake, and not further.
+STEP_MOST = timedelta(hours=2)
+
 
 class ForeignRank(Exception):
     """The agent reported a rank that belongs to another node."""
@@ -372,7 +375,10 @@ def _ended_at(info: ExitInfo | None, started: datetime | None, now: datetime) ->
     """When its cards were no longer used: not when we were told. Nobody pays for a control plane that was away."""
     if info is None or started is None or info.ran_s is None or not 0 <= info.ran_s < 10**9:
         return now
-    return min(now, started + timedelta(seconds=info.ran_s))
+    ended = started + timedelta(seconds=info.ran_s)
+    # Later than now: our own clock was set back meanwhile, and the node's counter, which nobody sets, knows better. Unless it says
+    # what no such step explains: then it is a fault of the node, which nobody pays for.
+    return ended if now < started or ended <= now + STEP_MOST else now
 
 
 def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *, now: datetime) -> None:
