@@ -141,6 +141,15 @@ POST         user    -             read    any    token/jwt
 GET          user    own           read    own    tokens/
 POST         user    own           manage  own    tokens/
 DELETE       user    own           manage  own    tokens/<int:id>
+GET          user    -             read    any    projects/
+POST         staff   -             manage  own    projects/
+GET          user    project.see   read    any    projects/<str:name>
+PATCH        user    project.lead  manage  own    projects/<str:name>
+POST         user    project.lead  manage  own    projects/<str:name>/members
+PATCH        user    project.lead  manage  own    projects/<str:name>/members/<int:user>
+DELETE       user    project.lead  manage  own    projects/<str:name>/members/<int:user>
+GET          user    project.lead  manage  own    projects/<str:name>/tokens
+DELETE       user    project.lead  manage  own    projects/<str:name>/tokens/<int:id>
 GET          staff   -             manage  own    audit/
 GET          staff   -             manage  own    audit/export
 GET          user    -             read    any    nodes/

@@ -93,5 +93,20 @@ class BadValue(DomainError):
         "token_project": gettext_noop("You may not submit to the project {project}, so you can't make a token for it."),
         "token_project_scope": gettext_noop("A project's token can read and submit, but not manage; leave the scope manage out."),
         "jwt_ttl": gettext_noop("A short token lives from 1 to {most_s} s; got {ttl_s} s."),
+        "no_such_user": gettext_noop("There is no account with the address {email}; an admin makes one."),
+        "user_inactive": gettext_noop("The account {email} is switched off."),
         "jwt_from_jwt": gettext_noop("A short token makes no other; use the token or the session that it came from."),
+    }
+
+
+class ProjectRefused(DomainError):
+    """What can't be done to a project or its members as things are."""
+
+    default_code = "project_refused"
+    default_status = 409
+    sentences = {
+        "personal_project": gettext_noop("{project} is one person's own project; it has no other members."),
+        "last_lead": gettext_noop("{member} is the only lead of {project}; make somebody else lead first."),
+        "member_there": gettext_noop("{member} is a member of {project} already; change the role instead."),
+        "project_there": gettext_noop("There is already a project {project}; choose another name."),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from quotas import api, audit_api
+from quotas import api, audit_api, projects_api
 
 urlpatterns = [
     path("token", api.TokenView.as_view(), name="api-token"),
@@ -12,6 +12,12 @@ urlpatterns = [
     path("me", api.MeView.as_view(), name="api-me"),
     path("tokens/", api.TokenListView.as_view(), name="api-tokens"),
     path("tokens/<int:id>", api.TokenDetailView.as_view(), name="api-token-detail"),
+    path("projects/", projects_api.ProjectListView.as_view(), name="api-projects"),
+    path("projects/<str:name>", projects_api.ProjectDetailView.as_view(), name="api-project-detail"),
+    path("projects/<str:name>/members", projects_api.MemberListView.as_view(), name="api-project-members"),
+    path("projects/<str:name>/members/<int:user>", projects_api.MemberDetailView.as_view(), name="api-project-member"),
+    path("projects/<str:name>/tokens", projects_api.ProjectTokensView.as_view(), name="api-project-tokens"),
+    path("projects/<str:name>/tokens/<int:id>", projects_api.ProjectTokenView.as_view(), name="api-project-token"),
     path("audit/", audit_api.AuditListView.as_view(), name="api-audit"),
     path("audit/export", audit_api.AuditExportView.as_view(), name="api-audit-export"),
 ]

@@ -33,6 +33,10 @@ SUBMIT = {"argv": ["true"], "gpu_mem": "4G"}
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "token"): {"email": "owner@lab.example", "password": "correct horse"},
     ("POST", "tokens/"): {"name": "ci", "scopes": ["manage"]},
+    ("POST", "projects/"): {"name": "robots"},
+    ("PATCH", "projects/<str:name>"): {"title": "Vision"},
+    ("POST", "projects/<str:name>/members"): {"email": "stranger@lab.example"},
+    ("PATCH", "projects/<str:name>/members/<int:user>"): {"role": "viewer"},
     ("POST", "nodes/enroll-token"): {},
     ("PATCH", "nodes/<str:name>"): {"labels": {"rack": "r2"}},
     ("POST", "nodes/<str:name>/drain"): {"reason": "new fan"},
@@ -64,6 +68,10 @@ class World:
     secrets: dict[str, str] = field(default_factory=dict)
 
     @property
+    def project_token(self) -> ApiToken:
+        return ApiToken.objects.filter(project=self.project).order_by("pk")[0]
+
+    @property
     def owner(self) -> User:
         return self.people["owner"]
 
@@ -80,6 +88,8 @@ class World:
         if "quota/requests/" in route:
             route = route.replace("<int:id>", str(self.request.pk))
         is_node, is_incident = "nodes/" in route or "gpu" in route, "incidents/" in route
+        if "projects/" in route:
+            route = route.replace("<int:id>", str(self.project_token.pk))
         ids = self.token.pk if "tokens/" in route else self.command.pk if is_node else self.incident.pk if is_incident else self.job.pk
         name = "node-a" if is_node else self.project.name if "projects/" in route else "model.bin"
         for mark, value in {
