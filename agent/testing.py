@@ -182,7 +182,7 @@ class FakeControlPlane:
             with contextlib.suppress(OSError):
                 sock.sendall(bytes([0x81, len(payload)]) + payload)
 
-    def wait(self, condition: Callable[[], Any], *, timeout_s: float = 20.0, what: str = "the condition") -> Any:
+    def wait(self, condition: Callable[[], Any], *, timeout_s: float = 120.0, what: str = "the condition") -> Any:
         """The condition's first true value. Raises TimeoutError."""
         end = time.monotonic() + timeout_s
         with self.lock:
@@ -196,7 +196,7 @@ class FakeControlPlane:
                     raise TimeoutError(f"{what} did not come true in {timeout_s:g} s; ranks: {seen}")
                 self.lock.wait(min(left, 0.1))
 
-    def wait_state(self, rank: RankId, state: str, *, timeout_s: float = 20.0) -> Observed:
+    def wait_state(self, rank: RankId, state: str, *, timeout_s: float = 120.0) -> Observed:
         def look() -> Observed | None:
             found = self.observed.get(rank)
             return found if found is not None and found.state == state else None
@@ -356,7 +356,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not self._is_node():
                 self._answer(401, {"code": "not_authenticated", "message": "No such node credential."})
                 return
-            plane.sync_gate.wait(30)
+            plane.sync_gate.wait(300)
             with plane.lock:
                 answer = plane.sync(SyncRequest.from_json(json.loads(body)), size=len(body))
                 plane.lock.notify_all()
@@ -377,7 +377,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if url.path.startswith("/api/agent/v1/logs/"):
             data = self._body()
-            plane.log_gate.wait(30)
+            plane.log_gate.wait(300)
             with plane.lock:
                 answer = plane.log_put(parts[-1], int(parse_qs(url.query)["offset"][0]), data)
                 plane.lock.notify_all()

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from asgiref.testing import ApplicationCommunicator
 
-WAIT_S = 10.0
+from tests.waiting import PATIENCE_S
 
 
 class Socket(ApplicationCommunicator):
@@ -28,7 +28,7 @@ class Socket(ApplicationCommunicator):
     async def connect(self) -> int | None:
         """None when accepted, else the code it was closed with."""
         await self.send_input({"type": "websocket.connect"})
-        answer = await self.receive_output(WAIT_S)
+        answer = await self.receive_output(PATIENCE_S)
         return None if answer["type"] == "websocket.accept" else int(answer.get("code", 1000))
 
     async def say(self, message: Any) -> None:
@@ -36,7 +36,7 @@ class Socket(ApplicationCommunicator):
         await self.send_input({"type": "websocket.receive", "text": text})
 
     async def hear(self) -> str:
-        answer = await self.receive_output(WAIT_S)
+        answer = await self.receive_output(PATIENCE_S)
         assert answer["type"] == "websocket.send", answer
         return str(answer["text"])
 
@@ -46,4 +46,4 @@ class Socket(ApplicationCommunicator):
 
     async def leave(self) -> None:
         await self.send_input({"type": "websocket.disconnect", "code": 1000})
-        await self.wait(WAIT_S)
+        await self.wait(PATIENCE_S)

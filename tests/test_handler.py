@@ -10,6 +10,7 @@ from asgiref.testing import ApplicationCommunicator
 
 from nebulagrid.handler import PooledHandler
 from tests.factories import node_header, node_make
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,14 +26,14 @@ async def get(handler: PooledHandler, path: str, language: str = "en") -> tuple[
     }
     app = ApplicationCommunicator(handler, scope)
     await app.send_input({"type": "http.request", "body": b""})
-    start = await app.receive_output(10)
+    start = await app.receive_output(PATIENCE_S)
     body = b""
     while True:
-        part = await app.receive_output(10)
+        part = await app.receive_output(PATIENCE_S)
         body += part.get("body", b"")
         if not part.get("more_body"):
             break
-    await app.wait(10)
+    await app.wait(PATIENCE_S)
     return start["status"], {k.decode().lower(): v.decode() for k, v in start["headers"]}, body
 
 
@@ -78,10 +79,10 @@ async def send(handler: PooledHandler, path: str, *pieces: bytes, **headers: str
     app = ApplicationCommunicator(handler, scope)
     for at, piece in enumerate(pieces):
         await app.send_input({"type": "http.request", "body": piece, "more_body": at + 1 < len(pieces)})
-    start = await app.receive_output(10)
-    while (await app.receive_output(10)).get("more_body"):
+    start = await app.receive_output(PATIENCE_S)
+    while (await app.receive_output(PATIENCE_S)).get("more_body"):
         pass
-    await app.wait(10)
+    await app.wait(PATIENCE_S)
     return int(start["status"])
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 FORBIDDEN = {"django", "rest_framework", "celery", "channels", "redis", "nebulagrid", "nodes", "quotas"}
 PROGRAM = """
@@ -19,7 +21,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 
 
 def modules_after(module: str) -> set[str]:
-    run = subprocess.run([sys.executable, "-c", PROGRAM, module], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run([sys.executable, "-c", PROGRAM, module], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert run.returncode == 0, run.stderr
     return set(json.loads(run.stdout.splitlines()[-1]))
 

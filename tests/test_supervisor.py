@@ -11,6 +11,7 @@ import pytest
 from nebulagrid import supervisor
 from nebulagrid.embedded import redis_argv, redis_ping, redis_program
 from nebulagrid.supervisor import ChildSpec, Plan, Supervisor
+from tests.waiting import PATIENCE_S
 
 
 def plan(run_dir: Path, child: ChildSpec) -> Plan:
@@ -20,7 +21,7 @@ def plan(run_dir: Path, child: ChildSpec) -> Plan:
 async def run_until_ready(wanted: Plan) -> None:
     found = Supervisor(wanted)
     running = asyncio.create_task(found.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not Path(wanted.ready_file).exists() and not running.done():
             await asyncio.sleep(0.02)
     found.stopping.set()
@@ -54,7 +55,7 @@ async def test_files_that_are_more_than_hints_stay(folder: Path, tmp_path: Path)
     child = ChildSpec(name="x", argv=[sys.executable, "-c", script, str(folder)], stage=0, probe=f"redis:{tmp_path / 's'}")
     found = Supervisor(plan(tmp_path, child))
     running = asyncio.create_task(found.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not (folder / "try4").exists():
             await asyncio.sleep(0.02)
     found.stopping.set()

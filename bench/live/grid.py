@@ -18,6 +18,8 @@ from client.profile import Profile, profile_read
 from client.sdk import NebulaClient
 
 ROOT = Path(__file__).resolve().parents[2]
+#: How long anything that should come true may take, on a machine that others keep busy too.
+PATIENCE_S = 120.0
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ class GridError(RuntimeError):
     """The control plane did not do what was waited for."""
 
 
-def wait_for(condition: Callable[[], T], *, what: str, deadline_s: float = 30.0, every_s: float = 0.05) -> T:
+def wait_for(condition: Callable[[], T], *, what: str, deadline_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
     """The first truthy answer of ``condition``. Raises GridError after ``deadline_s``."""
     end = time.monotonic() + deadline_s
     while True:
@@ -85,7 +87,7 @@ class Grid:
         aside.write_text(json.dumps(scenario))
         aside.replace(self.scenario_file)
 
-    def start(self, *, deadline_s: float = 60.0) -> float:
+    def start(self, *, deadline_s: float = PATIENCE_S) -> float:
         """Seconds until everything answered."""
         began = time.monotonic()
         argv = [sys.executable, "manage.py", "up", *self.up]
@@ -108,7 +110,7 @@ class Grid:
             raise GridError(f"{error}\n{self.tail()}") from error
         return time.monotonic() - began
 
-    def stop(self, *, deadline_s: float = 20.0) -> int:
+    def stop(self, *, deadline_s: float = PATIENCE_S) -> int:
         """Ctrl-C; the exit status of ``up``. Jobs go on under their shims."""
         if self.process is None:
             return 0
@@ -122,7 +124,7 @@ class Grid:
             raise GridError(f"up did not stop within {deadline_s:g} s\n{self.tail()}") from None
 
     @contextlib.contextmanager
-    def running(self, *, deadline_s: float = 60.0) -> Iterator[Grid]:
+    def running(self, *, deadline_s: float = PATIENCE_S) -> Iterator[Grid]:
         """Started, and at the end stopped with all that its jobs left behind."""
         try:
             self.start(deadline_s=deadline_s)
@@ -181,7 +183,7 @@ class Grid:
         os.kill(pid, number)
         return pid
 
-    def wait_restarted(self, name: str, old: int, *, deadline_s: float = 30.0) -> int:
+    def wait_restarted(self, name: str, old: int, *, deadline_s: float = PATIENCE_S) -> int:
         """The new process id, once ``up`` has started it again."""
 
         def new() -> int:
@@ -222,12 +224,12 @@ class Grid:
     def manage(self, *args: str, stdin: str = "") -> str:
         """`manage.py ARGS` on this installation; its standard output. Raises GridError when it fails."""
         argv = [sys.executable, "manage.py", *args]
-        done = subprocess.run(argv, cwd=ROOT, env=self.env, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, cwd=ROOT, env=self.env, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         if done.returncode:
             raise GridError(f"manage.py {' '.join(args)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done.stdout
 
-    def ctl(self, *args: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def ctl(self, *args: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
         """`nebula-ctl ARGS` as a user would run it."""
         program = Path(sys.executable).with_name("nebula-ctl")
         env = {**self.env, "NEBULA_CONFIG": str(self.profile_file), "LANG": "C.UTF-8"}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 SOURCE = Path(__file__).parent / "level_zero" / "ze_loader.c"
 MIB = 1024 * 1024
 
@@ -44,7 +46,7 @@ def loader_build(folder: Path) -> Path:
     if gcc is None:
         pytest.skip("level_zero lane: no gcc to build the loader library with (apt-get install gcc libc6-dev)")
     target = folder / "libze_loader.so.1"
-    subprocess.run([gcc, "-shared", "-fPIC", "-O1", "-w", "-o", str(target), str(SOURCE)], check=True, timeout=60)
+    subprocess.run([gcc, "-shared", "-fPIC", "-O1", "-w", "-o", str(target), str(SOURCE)], check=True, timeout=PATIENCE_S)
     return target
 
 

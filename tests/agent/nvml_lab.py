@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 #: The library tells each once: their numbers grow for the life of the process that has it loaded.
 _XIDS = itertools.count(1)
 SOURCE = Path(__file__).parent / "nvml" / "nvml.c"
@@ -67,7 +69,7 @@ def library_build(folder: Path) -> Path:
     if gcc is None:
         pytest.skip("nvml lane: no gcc to build the NVML test library with (apt-get install gcc libc6-dev)")
     target = folder / "libnvidia-ml.so.1"
-    subprocess.run([gcc, "-shared", "-fPIC", "-O1", "-w", "-o", str(target), str(SOURCE), "-lpthread"], check=True, timeout=60)
+    subprocess.run([gcc, "-shared", "-fPIC", "-O1", "-w", "-o", str(target), str(SOURCE), "-lpthread"], check=True, timeout=PATIENCE_S)
     return target
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,11 @@ from agent import procs, rankdir
 from agent.processes import RankState, Recoverable
 from agent.protocol import RankSpec
 from agent.ranks import RankProcesses
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 20.0
 #: A quick interpreter for programs under test: no site-packages.
 PYTHON = (sys.executable, "-I", "-S", "-c")
-
-
-def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """The first true value of ``condition``."""
-    end = time.monotonic() + deadline_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < end, f"{what}: not within {deadline_s} s"
-        time.sleep(0.005)
 
 
 class Lab:
@@ -70,7 +58,7 @@ class Lab:
 
     def wait(self, rank: str, *states: str) -> RankState:
         """Until the rank is in one of ``states``; only wake-ups through ``fileno`` count, with a look each second."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + PATIENCE_S
         while True:
             self.poll()
             found = self.states.get(rank)
@@ -115,6 +103,7 @@ from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
 from agent.protocol import RankSpec
 from agent.ranks import RankProcesses
+from tests.waiting import PATIENCE_S, wait_until
 ranks = RankProcesses(Path({str(self.data)!r}), {self.agent_id!r}, **{self.settings!r})
 ranks.start({rank!r}, RankSpec(job=1, index=0, argv={argv!r}, **{fields!r}), {{"PATH": os.environ["PATH"]}})
 while True:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.backends.ascend import AscendBackend, Reading, Tool, output_parse, serial_parse
 from agent.backends.base import BackendError
-from tests.agent.rank_lab import wait_until
+from tests.waiting import wait_until
 
 RECORDED = Path(__file__).parent / "ascend"
 
@@ -212,7 +212,7 @@ def test_a_program_that_hangs_is_ended_and_no_second_one_starts_beside_it(tmp_pa
     began = time.monotonic()
     with pytest.raises(BackendError) as caught:
         tool("info")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 300  # not the 600 s of the program
     assert caught.value.kind == "unresponsive"
     assert tool._stuck is not None
     wait_until(lambda: tool._stuck is None or tool._stuck.poll() is not None, "its end")  # killed and reaped

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent import cgroups, procs
-from tests.agent.rank_lab import ROOT, Lab, wait_until
+from tests.agent.rank_lab import ROOT, Lab
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(params=["v2", "v1"])
@@ -72,7 +73,7 @@ def test_a_group_kills_all_that_is_in_it_nested_groups_too(layout: cgroups.Layou
     assert group.populated()
     assert not group.remove()
     group.kill()
-    assert (main.wait(10), inner.wait(10)) == (-9, -9)
+    assert (main.wait(PATIENCE_S), inner.wait(PATIENCE_S)) == (-9, -9)
     assert main.stdout is not None
     main.stdout.close()
     assert not group.populated()

@@ -15,6 +15,7 @@ import pytest
 from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authorization, credential_read, endpoint_parse
 from agent.testing import Failure, FakeControlPlane
 from agent.ws import Listener
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ class Lab:
         self._certificate("other", "DNS:other.example")
 
     def _run(self, *args: str) -> None:
-        subprocess.run([self.openssl, *args], cwd=self.folder, check=True, capture_output=True, timeout=60)
+        subprocess.run([self.openssl, *args], cwd=self.folder, check=True, capture_output=True, timeout=PATIENCE_S)
 
     def _certificate(self, name: str, alternative: str) -> None:
         key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")

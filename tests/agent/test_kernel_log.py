@@ -10,7 +10,7 @@ import pytest
 
 from agent.backends.base import bus_slot
 from agent.backends.kernel_log import AFTER_S, LINES_MOST, KernelLog, Surroundings, XidLine, XidParser
-from tests.agent.rank_lab import wait_until
+from tests.waiting import wait_until
 
 HERE = (0, 0x3B, 0)
 

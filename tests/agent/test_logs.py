@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from agent import logs as logs_module
 from agent.http import HttpClient, authorization, endpoint_parse
 from agent.logs import CHUNK, CUT, LogShipper, output_tail
 from agent.testing import Failure, FakeControlPlane
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -273,10 +273,7 @@ def test_without_ranks_the_thread_sleeps_without_a_timer(ship: Shipping) -> None
     ship.track("1.1.0")
     ship.shipper.end("1.1.0")
     ship.ended("1.1.0")
-    end = time.monotonic() + 10
-    while not waits or waits[-1] is not None:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until(lambda: waits and waits[-1] is None, "a wait without a time-out")
     assert all(w is None or w <= logs_module.LOOK_S[1] for w in waits)
 
 
@@ -288,7 +285,7 @@ def test_stopping_does_not_wait_for_a_server_that_hangs(plane: FakeControlPlane,
     ship.track("1.1.0")
     stopper = threading.Thread(target=lambda: ship.shipper.stop(timeout_s=0.1))
     stopper.start()
-    stopper.join(10)
+    stopper.join(PATIENCE_S)
     assert not stopper.is_alive()
     plane.log_gate.set()
 

@@ -14,7 +14,7 @@ from agent.backends.base import BackendError, HardwareEvent
 from agent.backends.nvml import NvmlBackend
 from agent.protocol import LinkInfo
 from tests.agent.nvml_lab import MIB, Machine
-from tests.agent.rank_lab import wait_until
+from tests.waiting import wait_until
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 3, 4, 6, 9, 13, 15, 16
 VERSION_MISMATCH, UNKNOWN = 18, 999

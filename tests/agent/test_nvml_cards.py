@@ -17,7 +17,7 @@ from agent.backends.nvml import NvmlBackend
 from agent.backends.nvml_lib import library_version, module_version, versions_differ
 from agent.protocol import GpuHealth, GpuStatus
 from tests.agent.nvml_lab import HEALTHY, MIB, Machine
-from tests.agent.rank_lab import wait_until
+from tests.waiting import wait_until
 
 NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 3, 4, 10, 13, 15, 16, 999
 

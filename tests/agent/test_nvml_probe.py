@@ -16,7 +16,7 @@ from agent import probe as probe_module
 from agent.backends.base import HardwareEvent
 from agent.probe import ChildProbe, Sample
 from tests.agent.nvml_lab import Machine
-from tests.agent.rank_lab import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -98,7 +98,6 @@ def test_a_hang_of_ten_minutes_blocks_nothing_and_ends_when_the_driver_comes_bac
     machine.card()
     reader = Reader(make(deadline_s=0.2))
     reader.sample()
-    reader.probe._kill_after_s = 1.0
     stuck = reader.probe.child_pid
     machine.say("hang nvmlDeviceGetUtilizationRates 600000")
     slowest = 0.0
@@ -115,6 +114,7 @@ def test_a_hang_of_ten_minutes_blocks_nothing_and_ends_when_the_driver_comes_bac
     assert reader.probe.child_pid == stuck  # no second child beside the one that hangs
     assert len(reader.samples) == 1
     machine.unsay("hang")
+    reader.probe._kill_after_s = 0.1
     wait_until(lambda: reader.probe.request(processes=False) or reader.poll() or reader.probe.child_pid != stuck, "the kill")
     reader.probe._kill_after_s = 60.0  # a new interpreter may be slow to start
     assert reader.sample().status[0].util_pct == 37
@@ -219,4 +219,4 @@ def test_the_child_ends_with_its_agent(machine: Machine, make: Callable[..., Chi
     assert child is not None
     assert child.stdin is not None
     child.stdin.close()  # as when the agent is gone, in whatever way
-    assert child.wait(timeout=20) == 0
+    assert child.wait(timeout=PATIENCE_S) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from agent.probe import ChildProbe, Sample
 from agent.probe_group import ProbeGroup
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus
 from tests.agent.nvml_lab import Machine
-from tests.agent.rank_lab import wait_until
+from tests.waiting import wait_until
 
 
 class FakeProbe:
@@ -260,9 +259,8 @@ def test_a_machine_with_nvidia_and_ascend_cards_reads_both_and_one_hanging_tool_
             assert isinstance(member.probe, ChildProbe)
             member.probe._deadline_s = 0.5
         wait_until(lambda: (found := read()) and [s.error for s in found.status] == [None, "unresponsive", "unresponsive"], "silence")
-        count, began = len(samples), time.monotonic()
-        wait_until(lambda: read() and len(samples) >= count + 3, "samples of the other card")
-        assert time.monotonic() - began < 5
+        count = len(samples)
+        wait_until(lambda: read() and len(samples) >= count + 3, "samples of the other card")  # the tool hangs for longer than we wait
         assert (samples[-1].status[0].uuid, samples[-1].status[0].used_mib) == (uuid, 700)
     finally:
         group.close()

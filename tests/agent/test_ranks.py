@@ -13,7 +13,8 @@ import pytest
 from agent import procs, rankdir
 from agent.protocol import ExitInfo, ProtocolError, RankSpec
 from agent.recovery import final_read
-from tests.agent.rank_lab import Lab, wait_until
+from tests.agent.rank_lab import Lab
+from tests.waiting import PATIENCE_S, wait_until
 
 WAITS = ("sh", "-c", 'echo begun; while ! [ -e "$0" ]; do sleep 0.02; done; echo ended; exit 9')
 
@@ -62,7 +63,10 @@ def test_agent_zygote_and_shim_killed_the_program_is_adopted(lab: Lab) -> None:
 
 
 def test_a_job_that_removes_its_directory_has_run_and_does_not_again(lab: Lab) -> None:
-    rank = lab.running("sh", "-c", 'rm -rf "$(dirname "$NEBULA_ARTIFACTS")"; sleep 0.2; setsid sleep 603 & sleep 0.2')
+    go = lab.data / "go"
+    script = 'while ! [ -e "$0" ]; do sleep 0.02; done; rm -rf "$(dirname "$NEBULA_ARTIFACTS")"; setsid sleep 603 & sleep 0.2'
+    rank = lab.running("sh", "-c", script, str(go))
+    go.touch()
     state = lab.end(rank)
     assert (state.state, state.exit and state.exit.cause) == ("EXITED", "exit_unknown")
     wait_until(lambda: lab.ranks.tree_gone(rank), "the end of what it left")
@@ -116,7 +120,7 @@ def test_an_adopted_program_can_be_stopped(lab: Lab) -> None:
     procs.signal_send(*shim, signal.SIGKILL)
     wait_until(lambda: not procs.is_alive(*shim), "the shim's end")
     assert lab.recover().state == "RUNNING"
-    lab.ranks.stop("1.1.0", grace_s=5, reason="cancelled")
+    lab.ranks.stop("1.1.0", grace_s=60, reason="cancelled")
     assert lab.end("1.1.0").exit == ExitInfo(cause="stopped", detail="cancelled")
     assert not procs.is_alive(*program)
     assert lab.ranks.tree_gone("1.1.0")
@@ -250,7 +254,7 @@ def test_a_name_that_is_no_rank_never_becomes_a_path(plain: Lab, name: str) -> N
 
 def test_its_descriptor_rests_while_nothing_happens(plain: Lab) -> None:
     rank = plain.running("sleep", "600")
-    plain.poll()
-    assert select.select([plain.ranks.fileno()], [], [], 0.3)[0] == []
+    # The last word of the start may still be on its way.
+    wait_until(lambda: plain.poll() or not select.select([plain.ranks.fileno()], [], [], 0.3)[0], "a descriptor at rest")
     plain.ranks.kill(rank)
-    assert select.select([plain.ranks.fileno()], [], [], 10)[0] != []
+    assert select.select([plain.ranks.fileno()], [], [], PATIENCE_S)[0] != []

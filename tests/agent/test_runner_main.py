@@ -22,6 +22,7 @@ from agent.protocol import GpuGrant, GpuInfo, RankSpec
 from agent.status import status_lines
 from agent.testing import Failure, FakeControlPlane
 from tests.agent.rank_lab import ROOT
+from tests.waiting import PATIENCE_S
 
 GOOD = {"endpoint": "https://lab.example", "node_id": 7}
 
@@ -135,7 +136,7 @@ def test_run_refuses_a_scenario_that_makes_no_sense(tmp_path: Path) -> None:
     tmp_path.joinpath("agent.credential").chmod(0o600)
     path = config_file(tmp_path, **GOOD, data_dir=str(tmp_path / "data"), backend="simulated", scenario="s.json", agent_id="test-none")
     done = subprocess.run(
-        [sys.executable, "-m", "agent.main", "run", "--config", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "agent.main", "run", "--config", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 2
     assert "unknown keys memory" in done.stderr.splitlines()[-1]
@@ -273,7 +274,12 @@ def test_the_agent_starts_without_heavy_imports() -> None:
     heavy = ("django", "httpx", "typer", "rich", "pynvml", "asyncio", "websocket")
     code = f"import agent.main, agent.runner, sys; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "[]"
 

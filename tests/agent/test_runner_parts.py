@@ -22,7 +22,7 @@ from agent.protocol import Command, CommandResult, GpuInfo, GpuProcess, GpuStatu
 from agent.store import Store
 from agent.testing import Failure, FakeControlPlane
 from agent.testing_ranks import FakeProcesses
-from tests.agent.rank_lab import wait_until
+from tests.waiting import wait_until
 
 # --- artefacts ------------------------------------------------------------------------------------------------
 

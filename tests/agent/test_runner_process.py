@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from agent import procs
-from agent.protocol import Desired, ExitInfo, GpuGrant
+from agent.protocol import Desired, ExitInfo, GpuGrant, Observed
 from agent.testing import FakeControlPlane
-from tests.agent.rank_lab import PYTHON, ROOT, wait_until
+from tests.agent.rank_lab import PYTHON, ROOT
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Machine:
@@ -55,7 +56,7 @@ class Machine:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             **more,
         )
 
@@ -76,7 +77,7 @@ class Machine:
         """As when the kernel or an admin kills it: no clean-up at all."""
         assert self.agent is not None
         self.agent.kill()
-        self.agent.wait(20)
+        self.agent.wait(PATIENCE_S)
         self.plane.wait(lambda: not self.plane.listeners)
 
     def close(self) -> None:
@@ -84,9 +85,9 @@ class Machine:
             self.plane.halt(rank, grace_s=0)
         if self.agent is not None and self.agent.poll() is None:
             with contextlib.suppress(TimeoutError):
-                self.plane.wait(lambda: not self._live(), timeout_s=10)
+                self.plane.wait(lambda: not self._live())
             self.agent.terminate()
-            self.agent.wait(20)
+            self.agent.wait(PATIENCE_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _live(self) -> list[str]:
@@ -98,6 +99,17 @@ class Machine:
 
     def output(self, rank: str) -> bytes:
         return bytes(self.plane.logs.get(rank, b""))
+
+    def ended(self, rank: str, state: str = "EXITED") -> Observed:
+        """The last report, with the log's length and the decision on the cards; they may come later than the end."""
+
+        def decided() -> Observed | None:
+            seen = self.plane.observed[rank]
+            return seen if seen.released is not None and seen.final_log_offset is not None else None
+
+        self.plane.wait_state(rank, state)
+        found: Observed = self.plane.wait(decided, what=f"the log and the cards of {rank}")
+        return found
 
     def printed(self, rank: str, text: bytes) -> None:
         self.plane.wait(lambda: text in self.output(rank), what=f"{text!r} from {rank}")
@@ -127,7 +139,7 @@ def test_a_job_runs_prints_leaves_a_file_and_ends(machine: Machine, plane: FakeC
     machine.start()
     program = 'env; echo "loss 0.5"; echo model > "$NEBULA_ARTIFACTS/model.txt"; exit 3'
     plane.run("1.1.0", "/bin/sh", "-c", program, gpus=whole_card(plane, 1), env={"NAME": "a b $HOME ☠"}, name="hello")
-    seen = plane.wait_state("1.1.0", "EXITED")
+    seen = machine.ended("1.1.0")
     assert (seen.exit, seen.released) == (ExitInfo(cause="exited", code=3), True)
     text = machine.output("1.1.0").decode()
     assert seen.final_log_offset == len(text.encode())
@@ -151,7 +163,7 @@ def test_what_it_prints_arrives_while_it_runs(machine: Machine, plane: FakeContr
     machine.printed("1.1.0", b"one\n")
     plane.wait_state("1.1.0", "RUNNING")
     (machine.folder / "fifo").write_text("go\n")
-    plane.wait_state("1.1.0", "EXITED")
+    machine.ended("1.1.0")
     assert machine.output("1.1.0") == b"one\ntwo\n"
 
 
@@ -181,7 +193,7 @@ def test_killed_in_mid_job_and_started_again_it_adopts(machine: Machine, plane: 
     assert machine.started("1.1.0") == before
     assert procs.is_alive(before["pid"], before["start"])
     stop.touch()
-    seen = plane.wait_state("1.1.0", "EXITED")
+    seen = machine.ended("1.1.0")
     assert (seen.exit, seen.released) == (ExitInfo(cause="exited", code=7), True)
     lines = machine.output("1.1.0").split()
     assert lines == [str(i).encode() for i in range(1, len(lines) + 1)]
@@ -199,7 +211,7 @@ def test_a_job_that_ended_while_no_agent_ran_is_told_with_its_code(machine: Mach
     wait_until(lambda: not procs.is_alive(before["pid"], before["start"]), "the program's end")
     wait_until(lambda: (machine.data / "ranks" / "1.1.0" / "exit.json").exists(), "the shim's word")
     machine.start()
-    assert plane.wait_state("1.1.0", "EXITED").exit == ExitInfo(cause="exited", code=7)
+    assert machine.ended("1.1.0").exit == ExitInfo(cause="exited", code=7)
     lines = machine.output("1.1.0").split()
     assert lines == [str(i).encode() for i in range(1, len(lines) + 1)]
 
@@ -238,8 +250,8 @@ def test_stop_reaches_the_whole_tree(machine: Machine, plane: FakeControlPlane) 
     plane.run("1.1.0", "/bin/sh", "-c", "setsid sleep 1000 & echo child $!; wait", gpus=whole_card(plane))
     machine.printed("1.1.0", b"child ")
     child = int(machine.output("1.1.0").split()[1])
-    plane.halt("1.1.0", grace_s=5, reason="cancelled")
-    seen = plane.wait_state("1.1.0", "EXITED")
+    plane.halt("1.1.0", grace_s=60, reason="cancelled")
+    seen = machine.ended("1.1.0")
     assert seen.exit is not None
     assert (seen.exit.cause, seen.released) == ("stopped", True)
     left = procs.process_stat(child)
@@ -270,7 +282,7 @@ def test_a_refused_epoch_never_starts_whatever_restarts(machine: Machine, plane:
 def test_a_program_that_is_not_there_fails_the_launch(machine: Machine, plane: FakeControlPlane) -> None:
     machine.start()
     plane.run("1.1.0", "/no/such/program")
-    seen = plane.wait_state("1.1.0", "LAUNCH_FAILED")
+    seen = machine.ended("1.1.0", "LAUNCH_FAILED")
     assert (seen.launch_error, seen.released) == ("exec", True)
 
 
@@ -281,7 +293,7 @@ def test_sigterm_ends_the_agent_and_leaves_the_job(machine: Machine, plane: Fake
     before = machine.started("1.1.0")
     assert machine.agent is not None
     machine.agent.send_signal(signal.SIGTERM)
-    assert machine.agent.wait(20) == 0
+    assert machine.agent.wait(PATIENCE_S) == 0
     assert procs.is_alive(before["pid"], before["start"])
     status = machine.command("status", "--json")
     assert status.returncode == 1  # no agent runs
@@ -313,7 +325,7 @@ def test_a_session_that_a_newer_agent_took_over_ends_with_a_clear_message(machin
     with plane.lock:
         plane.sessions.append("a newer one")
     assert machine.agent is not None
-    assert machine.agent.wait(20) == 3
+    assert machine.agent.wait(PATIENCE_S) == 3
     assert "A newer session speaks for this node" in machine.log.read_text()
 
 

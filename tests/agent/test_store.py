@@ -11,6 +11,7 @@ import pytest
 
 from agent.protocol import ExitInfo, GpuGrant, RankSpec
 from agent.store import MAX_EVENTS, Store, StoreError, Tombstone
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = RankSpec(job=42, index=0, argv=("sh", "-c", "echo '☠'; exit 3"), env={"A": "ä\n"}, gpus=(GpuGrant(uuid="GPU-1", mib=4096),))
@@ -198,7 +199,7 @@ with store.batch():
     store.rank_prepare(rank="2.1.0", epoch=1, spec=spec, spec_sha256=None, boot_id="b")
     os.kill(os.getpid(), {int(signal.SIGKILL)})
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=30)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S)
     assert done.returncode == -signal.SIGKILL
     store = Store(path)
     assert set(store.ranks()) == {"1.4.0"}

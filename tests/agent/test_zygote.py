@@ -12,7 +12,8 @@ import pytest
 
 from agent import procs
 from agent.protocol import ExitInfo
-from tests.agent.rank_lab import PYTHON, Lab, wait_until
+from tests.agent.rank_lab import PYTHON, Lab
+from tests.waiting import wait_until
 
 
 def kill_shim(lab: Lab, rank: str) -> None:
@@ -67,7 +68,7 @@ time.sleep(600)
     lab.said(rank, "ready")
     old = lab.shim(rank)
     kill_shim(lab, rank)
-    lab.ranks.stop(rank, grace_s=20, reason="cancelled")  # while there is no shim at all
+    lab.ranks.stop(rank, grace_s=120, reason="cancelled")  # while there is no shim at all
     adopted(lab, rank, old)
     assert lab.end(rank).exit == ExitInfo(cause="stopped", code=3, detail="cancelled")
     assert lab.text(rank) == "ready\nsaved\n"
@@ -93,15 +94,22 @@ while True: time.sleep(0.05)
     lab.said(rank, "save 1")
     kill_shim(lab, rank)
     adopted(lab, rank, old)
-    assert lab.end(rank).exit == ExitInfo(cause="stopped", signal=signal.SIGTERM, detail="preempted")
+    exit = lab.end(rank).exit
+    assert exit is not None
+    assert (exit.cause, exit.detail) == ("stopped", "preempted")
+    assert exit.signal in (signal.SIGTERM, signal.SIGKILL)  # a new shim that comes late sends both
     assert lab.text(rank) == "ready\nsave 1\n"
 
 
 def test_a_new_shim_keeps_the_time_limit(new_lab: Callable[..., Lab]) -> None:
     lab = new_lab()
-    rank = lab.running("sleep", "600", time_limit_s=1)
-    kill_shim(lab, rank)
-    assert lab.end(rank).exit == ExitInfo(cause="time_limit", signal=signal.SIGTERM, detail="The time limit of 1 s is over.")
+    for job, limit_s in enumerate((1, 5, 25), 1):  # where this machine is too slow to kill the shim in time, a longer one
+        rank = lab.start("sleep", "600", rank=f"{job}.1.0", time_limit_s=limit_s)
+        if lab.wait(rank, "RUNNING", "EXITED").state == "RUNNING":
+            kill_shim(lab, rank)
+            break
+    said = f"The time limit of {limit_s} s is over."
+    assert lab.end(rank).exit == ExitInfo(cause="time_limit", signal=signal.SIGTERM, detail=said)
 
 
 def test_a_shim_that_is_killed_again_and_again_is_replaced_again_and_again(lab: Lab) -> None:

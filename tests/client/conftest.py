@@ -16,6 +16,7 @@ from client.profile import Profile, profile_save
 from client.sdk import NebulaClient
 from client.testing import FakeApi
 from client.transport import HttpxTransport, StdlibTransport, endpoint_parse
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def clock() -> Clock:
 def client(request: pytest.FixtureRequest, api: FakeApi, clock: Clock) -> Iterator[NebulaClient]:
     random.seed(1)
     kind = {"stdlib": StdlibTransport, "httpx": HttpxTransport}[request.param]
-    transport = kind(endpoint_parse(api.url), timeout_s=5, ca_file=None)
+    transport = kind(endpoint_parse(api.url), timeout_s=PATIENCE_S, ca_file=None)
     with NebulaClient(api.url, api.token, transport=transport, sleep=clock.sleep, clock=clock.clock) as made:
         yield made
 

@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from client.testing import FakeApi
 from tests.client.conftest import Ctl
+from tests.waiting import PATIENCE_S, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -245,7 +245,7 @@ def test_logs_of_a_pipe_are_the_bytes_themselves(api: FakeApi, profile: Path) ->
     api.job_start(job)
     data = b"\x1b[2Jraw \xff\xfe \xe8\xae\xad\n"
     api.log_write(job, data)
-    out, err = process(profile, "logs", "1").communicate(timeout=20)
+    out, err = process(profile, "logs", "1").communicate(timeout=PATIENCE_S)
     assert (out, err) == (data, b"")
 
 
@@ -315,21 +315,14 @@ def process(profile: Path, *argv: str, **kwargs: Any) -> subprocess.Popen[bytes]
     return subprocess.Popen([sys.executable, "-m", "client", *argv], cwd=REPOSITORY, env=env, **kwargs)
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("argv", [["logs", "-f", "1"], ["wait", "1"]])
 def test_ctrl_c_leaves_the_job_running_and_says_so(api: FakeApi, profile: Path, argv: list[str]) -> None:
     job = api.job_add()
     api.job_start(job)
     child = process(profile, *argv)
-    until(lambda: len(api.seen) >= 3)
+    wait_until(lambda: len(api.seen) >= 3, "three requests")
     child.send_signal(signal.SIGINT)
-    _out, err = child.communicate(timeout=20)
+    _out, err = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130
     assert b"job 1 goes on" in err
     assert b"Traceback" not in err
@@ -348,7 +341,7 @@ def test_a_reader_that_leaves_is_no_error_message(api: FakeApi, profile: Path) -
     assert child.stderr is not None
     err = child.stderr.read()
     child.stderr.close()
-    assert child.wait(timeout=20) == 141
+    assert child.wait(timeout=PATIENCE_S) == 141
     assert err == b""
 
 
@@ -371,7 +364,7 @@ def test_a_terminal_gets_colours_but_no_control_sequences(api: FakeApi, profile:
                 break
             shown += piece
         os.close(parent)
-        child.communicate(timeout=20)
+        child.communicate(timeout=PATIENCE_S)
         assert child.returncode == 0
         assert shown == "\x1b[31mred ☠\x1b[0m".encode()
 
@@ -379,7 +372,7 @@ def test_a_terminal_gets_colours_but_no_control_sequences(api: FakeApi, profile:
 def test_a_terminal_without_unicode_gets_escapes_not_a_crash(api: FakeApi, profile: Path) -> None:
     api.job_add(name="训练☠")
     child = process(profile, "show", "1", env={"PYTHONIOENCODING": "ascii"})
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, err) == (0, b"")
     assert rb"\u8bad\u7ec3\u2620" in out
 
@@ -396,12 +389,12 @@ def test_a_command_imports_neither_httpx_nor_rich_nor_pydantic(api: FakeApi, pro
 
 def test_submit_and_follow_in_one(api: FakeApi, profile: Path) -> None:
     child = process(profile, "submit", "-f", "--name", "hello", "--", "python", "train.py")
-    until(lambda: api.jobs)
+    wait_until(lambda: api.jobs, "a job")
     api.job_start(1)
     api.log_write(1, b"loss 0.5\n")
-    until(lambda: any("offset=9" in seen.path for seen in api.seen))
+    wait_until(lambda: any("offset=9" in seen.path for seen in api.seen), "the first line was read")
     api.log_write(1, b"loss 0.1\n")
     api.job_finish(1, "FAILED", exit_code=3, text="Exit code 3.")
-    out, err = child.communicate(timeout=20)
+    out, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, out) == (1, b"loss 0.5\nloss 0.1\n")
     assert err == b"Job 1 submitted: WAITING\nJob 1 FAILED: Exit code 3.\n"

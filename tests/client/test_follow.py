@@ -12,6 +12,7 @@ from client.errors import NebulaError, Unreachable, WaitTimeout
 from client.sdk import NebulaClient
 from client.testing import FakeApi
 from tests.client.conftest import Clock
+from tests.waiting import PATIENCE_S
 
 
 def steps(*actions: Callable[[], object]) -> Callable[[], None]:
@@ -91,7 +92,7 @@ def test_it_outlives_a_restart_of_the_control_plane(api: FakeApi) -> None:
         for n, line in enumerate(expected):
             api.log_write(job, line.encode())
             if n == 20:
-                assert has_seen_some.wait(10)
+                assert has_seen_some.wait(PATIENCE_S)
                 api.stop()
             if n == 40:
                 api.start()

@@ -16,6 +16,7 @@ from client.errors import NebulaError, Unreachable
 from client.retry import RetryPolicy
 from client.sdk import NebulaClient
 from client.transport import HttpxTransport, StdlibTransport, endpoint_parse, transport_for_command
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def open_client(kind: Kind) -> Iterator[object]:
     def make(server: http.server.HTTPServer, scheme: str = "http", host: str = "127.0.0.1", ca_file: str | None = None) -> NebulaClient:
         servers.append(server)
         url = f"{scheme}://{host}:{server.server_address[1]}"
-        transport = kind(endpoint_parse(url), timeout_s=5, ca_file=ca_file)
+        transport = kind(endpoint_parse(url), timeout_s=PATIENCE_S, ca_file=ca_file)
         client = NebulaClient(url, "ngt_secret", transport=transport, retry=RetryPolicy(tries=2), sleep=lambda seconds: None)
         opened.append(client)
         return client

@@ -20,6 +20,7 @@ from quotas.tokens import token_authenticate, token_create, token_revoke
 from tests.factories import job_make, project_make, user_make
 from tests.nodes.test_consumers import HOST, ORIGIN, close_thread_connection, in_memory, socket  # noqa: F401
 from tests.sockets import Socket
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,9 +76,9 @@ async def test_a_page_is_sent_away(user, browser, act: Callable[[User, Client], 
     assert await there.receive_nothing(0.05)
     await sync_to_async(act)(user, browser)
     await recheck()
-    assert await there.receive_output(10) == {"type": "websocket.close", "code": CLOSE_UNAUTHENTICATED}
+    assert await there.receive_output(PATIENCE_S) == {"type": "websocket.close", "code": CLOSE_UNAUTHENTICATED}
     if act is disable:
-        assert (await other.receive_output(10))["type"] == "websocket.close"
+        assert (await other.receive_output(PATIENCE_S))["type"] == "websocket.close"
     else:  # a token is a door of its own
         assert (await other.ask({"subscribe": []}))["refused"] == []
         await other.leave()
@@ -96,7 +97,7 @@ async def test_a_revoked_or_expired_token_is_sent_away(user):
         assert await there.receive_nothing(0.05)
         await sync_to_async(end)(token=token)
         await recheck()
-        assert (await there.receive_output(10))["code"] == CLOSE_UNAUTHENTICATED
+        assert (await there.receive_output(PATIENCE_S))["code"] == CLOSE_UNAUTHENTICATED
 
 
 async def test_who_is_no_longer_staff_hears_of_no_node(user, browser):
@@ -125,7 +126,7 @@ async def test_rounds_go_by_themselves_and_outlive_a_database_that_is_away(user,
     there = page(browser)
     assert await there.connect() is None
     await sync_to_async(browser.logout)()
-    assert (await there.receive_output(10))["code"] == CLOSE_UNAUTHENTICATED
+    assert (await there.receive_output(PATIENCE_S))["code"] == CLOSE_UNAUTHENTICATED
     assert failed
 
 
