@@ -26,7 +26,8 @@ from agent.store import Store
 from agent.testing import FakeControlPlane
 from agent.ws import Listener
 from tests.agent.nvml_lab import HEALTHY, Machine
-from tests.agent.rank_lab import ROOT, wait_until
+from tests.agent.rank_lab import ROOT
+from tests.waiting import wait_until
 
 
 @pytest.fixture
