@@ -44,9 +44,18 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("node", "label"): ("pool", "node_label", _("Give a machine labels that jobs may ask for (staff).")),
     ("node", "resume"): ("pool", "node_resume", _("Give a machine jobs again (staff).")),
     ("gpu", "list"): ("pool", "gpu_list", _("The cards.")),
+    ("incidents", "list"): ("incidents", "incident_list", _("Faults of cards, the latest first.")),
+    ("incidents", "show"): ("incidents", "incident_show", _("One fault: what happened, and its evidence.")),
+    ("incidents", "note"): ("incidents", "incident_note", _("Add a note to it (staff).")),
+    ("incidents", "close"): ("incidents", "incident_close", _("Close it with its review (staff).")),
     ("drill",): ("drill", "drill", _("Throw a fault at a simulated card and watch it heal (staff).")),
 }
-GROUPS = {"artifacts": _("Files that jobs left."), "node": _("The machines of the pool."), "gpu": _("The cards of the pool.")}
+GROUPS = {
+    "artifacts": _("Files that jobs left."),
+    "node": _("The machines of the pool."),
+    "gpu": _("The cards of the pool."),
+    "incidents": _("Faults of cards."),
+}
 
 
 def build(only: str | None = None) -> typer.Typer:

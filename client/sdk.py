@@ -284,12 +284,18 @@ class NebulaClient:
         body: dict[str, Any] = {"fault": fault, "gpu": gpu} | ({"test": test} if test else {})
         return cast("dict[str, Any]", self._call("POST", f"/nodes/{quote(name, safe='')}/drill", body=body))
 
-    def incident_list(self, *, phase: str | None = None) -> list[dict[str, Any]]:
-        return cast("list[dict[str, Any]]", list(self._pages("/incidents/", {"phase": phase} if phase else {})))
+    def incident_list(self, *, phase: str | None = None, node: str | None = None) -> list[dict[str, Any]]:
+        """``phase``: open, or one of the phases; None = all."""
+        filters = {name: value for name, value in (("phase", phase), ("node", node)) if value}
+        return cast("list[dict[str, Any]]", list(self._pages("/incidents/", filters)))
 
     def incident_get(self, incident: int) -> dict[str, Any]:
         """With its timeline and evidence."""
         return cast("dict[str, Any]", self._call("GET", f"/incidents/{int(incident)}"))
+
+    def incident_note(self, incident: int, *, text: str) -> dict[str, Any]:
+        """Staff."""
+        return cast("dict[str, Any]", self._call("POST", f"/incidents/{int(incident)}/notes", body={"text": text}))
 
     def incident_close(self, incident: int, *, text: str) -> dict[str, Any]:
         """With its review; its card must be back in service. Staff."""

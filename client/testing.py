@@ -114,6 +114,7 @@ class FakeApi:
         self.jobs: dict[int, FakeJob] = {}
         self.nodes: list[dict[str, Any]] = []
         self.notices: list[dict[str, Any]] = []
+        self.incidents: list[dict[str, Any]] = []
         self.forecast: dict[str, Any] = {
             "verdict": "starts",
             "code": "",
@@ -343,6 +344,20 @@ class FakeApi:
         self.nodes.append(node | fields)
 
     # --- what the API answers ----------------------------------------------------------------------------------------
+
+    def incident_add(self, node: str, gpu: int = 0, **fields: Any) -> int:
+        """A fault of a card, as one that is being looked into; its number."""
+        number = len(self.incidents) + 1
+        self.incidents.insert(
+            0,
+            {
+                "id": number, "node": node, "gpu": gpu, "uuid": f"GPU-{node}-{gpu}", "kind": "loss", "phase": "DIAGNOSING", "code": "xid",
+                "text": "The driver reported XID 79. (GPU has fallen off the bus)", "drill": False, "opened_at": _now(),
+                "recovered_at": None, "recovered_s": None, "closed_at": None, "review": "", "timeline": [],
+                "evidence": {"power": [], "kernel": []}, **fields,
+            },
+        )  # fmt: skip
+        return number
 
     def job_json(self, job: FakeJob, *, is_detail: bool) -> dict[str, Any]:
         attempt = job.attempts[-1] if job.attempts else None

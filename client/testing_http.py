@@ -139,6 +139,10 @@ class Handler(BaseHTTPRequestHandler):
                 return 201, {"token": "nge_secret", "expires_at": "2030-01-01T00:00:00Z", "name": body.get("name", "")}
             case ["nodes", name, *rest], _:
                 return self._node(user, unquote(name), rest, method, body)
+            case ["incidents", ""], "GET":
+                return 200, self._page(self._incidents(query), query)
+            case ["incidents", number, *rest], _:
+                return self._incident(user, number, rest, method, body)
             case ["gpus", ""], "GET":
                 return 200, self._page([gpu for node in self.api.nodes for gpu in node["gpus"]], query)
             case ["resources", "usage"], "GET":
@@ -309,6 +313,37 @@ class Handler(BaseHTTPRequestHandler):
         following = offset + len(data) - len(decoder.getstate()[0])
         where = {"offset": offset, "next_offset": following, "length": len(log), "is_complete": is_end}
         return {"job": job.row["id"], "attempt": attempt.epoch, "rank": rank, **where, "text": text}
+
+    # --- incidents -------------------------------------------------------------------------------------------------
+
+    def _incidents(self, query: dict[str, str]) -> list[Any]:
+        phase, node = query.get("phase", ""), query.get("node")
+        rows = [row for row in self.api.incidents if node in (None, row["node"])]
+        if phase == "open":
+            rows = [row for row in rows if row["phase"] != "CLOSED"]
+        elif phase:
+            rows = [row for row in rows if row["phase"] == phase.upper()]
+        return [{k: v for k, v in row.items() if k not in ("timeline", "evidence")} for row in rows]
+
+    def _incident(self, user: dict[str, Any], number: str, rest: list[str], method: str, body: dict[str, Any]) -> tuple[int, Any]:
+        row = next((row for row in self.api.incidents if str(row["id"]) == number), None)
+        if row is None:
+            raise Refusal(404, "not_found", f"There is no incident {number}.")
+        if rest:
+            self._staff(user)
+        match rest, method:
+            case [], "GET":
+                pass
+            case ["notes"], "POST":
+                line = {"at": row["opened_at"], "code": "note", "params": {}, "text": body["text"], "by": user["email"]}
+                row["timeline"].append(line)
+            case ["close"], "POST":
+                if row["phase"] != "REVIEW":
+                    raise Refusal(409, "incident_not_over", f"Incident {number} is not over.")
+                row |= {"phase": "CLOSED", "closed_at": row["opened_at"], "review": body["text"]}
+            case _:
+                raise Refusal(404, "not_found", "There is nothing at this address.")
+        return 200, row
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 

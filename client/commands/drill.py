@@ -23,7 +23,7 @@ FAULT = re.compile(r"xid[0-9]{1,3}")
 
 @dataclass(slots=True)
 class Step:
-    """``took_s`` is from the fault that it follows."""
+    """``took_s``: since the step before it, or the beginning; together they are the whole drill."""
 
     name: str
     took_s: float
@@ -34,14 +34,17 @@ class Drill:
     session: Session
     uuid: str
     deadline: float
+    last: float = field(default_factory=time.monotonic)
     incident: int | None = None
     steps: list[Step] = field(default_factory=list)
 
     def health(self) -> dict[str, Any]:
         return self.session.client.gpu_health(self.uuid)
 
-    def step(self, name: str, since: float) -> None:
-        self.steps.append(Step(name, round(time.monotonic() - since, 1)))
+    def step(self, name: str) -> None:
+        now = time.monotonic()
+        self.steps.append(Step(name, round(now - self.last, 1)))
+        self.last = now
         if not self.session.is_json:
             note(_("{took:6.1f} s  {step}").format(took=self.steps[-1].took_s, step=name))
 
@@ -74,9 +77,10 @@ def drill(
             _("{node}:{gpu} is {state}; a drill begins with a healthy card.").format(node=safe(node), gpu=gpu, state=card["state"])
         )
     run = Drill(session, card["uuid"], time.monotonic() + timeout_s)
-    began = time.monotonic()
     is_done = _chain(run, fault, node, gpu)
-    took_s = round(time.monotonic() - began, 1)
+    if not is_done:
+        run.step(_("nothing more came of it"))
+    took_s = round(sum(step.took_s for step in run.steps), 1)
     found = {
         "fault": fault, "node": node, "gpu": gpu, "recovered": is_done, "took_s": took_s, "incident": run.incident,
         "steps": [{"step": step.name, "took_s": step.took_s} for step in run.steps],
@@ -92,36 +96,35 @@ def _chain(run: Drill, fault: str, node: str, gpu: int) -> bool:
     """The fault once, and once more if the card healed: then it leaves, its jobs go on elsewhere, and it is brought back."""
     client = run.session.client
     known = {event["at"] for event in run.health()["events"]}
-    since = time.monotonic()
     client.node_drill(node, fault=fault, gpu=gpu)
     if not run.until(lambda: {event["at"] for event in run.health()["events"]} - known):
         return False
-    run.step(_("the fault was noticed"), since)
+    run.step(_("the fault was noticed"))
     health = run.until(lambda: _settled(run, node))
     if not health:
         return False
-    run.step(_("the card is {state}").format(state=health["state"]), since)
+    run.step(_("the card is {state}").format(state=health["state"]))
     incident = run.incident = health["incident"]
     if incident is None:
         return bool(health["state"] == "HEALTHY")  # a fault that a program can cause: nothing else follows
     if health["state"] != "ISOLATED":
         time.sleep(APART_S)
-        since = time.monotonic()
+        run.step(_("waited: a second fault so soon would count as the first"))
         client.node_drill(node, fault=fault, gpu=gpu)
         if not run.until(lambda: run.health()["state"] == "ISOLATED"):
             return False
-        run.step(_("the fault came again: the card is isolated"), since)
+        run.step(_("the fault came again: the card is isolated"))
     jobs = _stopped(run, incident)
     if jobs and not run.until(lambda: all(_is_elsewhere(client.job_get(job), run.uuid) for job in jobs)):
         return False
     if jobs:
-        run.step(_("jobs that left the card: {jobs}").format(jobs=", ".join(f"#{job}" for job in jobs)), since)
+        run.step(_("jobs that left the card: {jobs}").format(jobs=", ".join(f"#{job}" for job in jobs)))
     if not run.until(lambda: next(c for c in client.node_get(node)["gpus"] if c["uuid"] == run.uuid)["live_slices"] == 0):
         return False
     client.gpu_act(run.uuid, action="return", reason="drill")
     if not run.until(lambda: run.health()["state"] == "HEALTHY"):
         return False
-    run.step(_("the card passed its self-test and is back in service"), since)
+    run.step(_("the card passed its self-test and is back in service"))
     client.incident_close(incident, text="drill")
     return True
 

@@ -104,11 +104,16 @@ def test_79_once_heals_and_twice_isolates_and_the_job_resumes_elsewhere_from_its
     assert [step["step"] for step in found["steps"]] == [
         "the fault was noticed",
         "the card is HEALTHY",
+        "waited: a second fault so soon would count as the first",
         "the fault came again: the card is isolated",
         f"jobs that left the card: #{job_id}",
         "the card passed its self-test and is back in service",
     ]
+    assert sum(step["took_s"] for step in found["steps"]) == pytest.approx(found["took_s"])
     incident = client.incident_get(found["incident"])
+    shown = grid.ctl("incidents", "show", str(found["incident"])).stdout
+    assert "nothing is broken" in shown  # several lines of the kernel's log, and whose drill it was
+    assert shown.count("NVRM") >= 3
     assert (incident["phase"], incident["drill"], incident["review"]) == ("CLOSED", True, "drill")
     codes = [line["code"] for line in incident["timeline"]]
     assert codes[:5] == ["xid", "suspect", "test_asked", "test_passed", "healthy"]
