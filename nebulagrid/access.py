@@ -4,7 +4,8 @@
             we do not offer it)
 ``object``  what of the address must be the caller's: ``job.see`` owner, members of its project, staff; ``job.output`` owner, staff;
             ``job.change`` owner, leads of its project, staff; ``project.see`` members, staff; ``project.lead`` leads, staff;
-            ``quota.see`` a request for more of one's own, of projects that one leads, staff all; ``own`` the view looks among the
+            ``quota.see`` a request for more of one's own, of projects that one leads, staff all; ``quota.decide`` one whose step is
+            the caller's to decide; ``own`` the view looks among the
             caller's own alone; ``node.own`` the node's own rank. What one may not see does not exist: 404.
 ``scope``   what a token must be good for: read | submit | manage. A browser's session is good for all.
 ``token``   ``any`` = project tokens too, ``own`` = personal ones alone, ``no`` = a password or a session, never a token.
@@ -36,6 +37,7 @@ class Thing(StrEnum):
     PROJECT_SEE = "project.see"
     PROJECT_LEAD = "project.lead"
     QUOTA_SEE = "quota.see"
+    QUOTA_DECIDE = "quota.decide"
     NODE_OWN = "node.own"
 
 
@@ -92,6 +94,8 @@ POST         user    own           quota/requests/new/
 GET,POST     user    quota.see     quota/requests/<int:id>/
 GET,POST     user    own           quota/approvals/
 GET,POST     anyone  -             quota/decide/<str:token>/
+GET          user    own           usage/
+GET          user    own           usage/statement.csv
 GET          user    -             nodes/
 GET          user    -             nodes/<slug:name>/
 GET          user    -             nodes/<slug:name>/curves/
@@ -187,6 +191,14 @@ GET          user    job.output    read    any    jobs/<int:id>/logs/download
 GET          user    job.output    read    any    jobs/<int:id>/artifacts
 GET          user    job.output    read    any    jobs/<int:id>/artifacts/<int:rank>/<path:name>
 GET          user    -             read    any    resources/usage
+GET          user    -             read    own    quota
+GET          user    own           read    own    quota/requests/
+POST         user    own           manage  own    quota/requests/
+GET          user    quota.see     read    own    quota/requests/<int:id>
+POST         user    quota.decide  manage  own    quota/requests/<int:id>/decide
+POST         user    own           manage  own    quota/requests/<int:id>/withdraw
+GET          user    own           read    own    usage/statement
+GET          user    own           read    own    usage/statement.csv
 GET          anyone  -             read    any    schema
 GET          anyone  -             read    any    docs
 """

@@ -24,7 +24,7 @@ from jobs.selectors import jobs_changeable_by, jobs_visible_to, jobs_with_output
 from nebulagrid.access import CATCH_ALL, METHODS, Rule, Thing, Tokens, Who, rule_for, rules_of, sockets
 from quotas.grants import Grant
 from quotas.models import User
-from quotas.requests import requests_visible_to
+from quotas.requests import may_decide, requests_visible_to
 from quotas.selectors import projects_led_by, projects_visible_to
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,12 @@ def thing_check(rule: Rule, user: Any, kwargs: dict[str, Any]) -> None:
         if rule.thing == Thing.JOB_CHANGE and jobs_visible_to(user).filter(pk=kwargs["id"]).exists():
             raise PermissionDenied(_("This job is another's: its owner, a lead of its project and staff may change it."))
         raise Http404
+    if rule.thing == Thing.QUOTA_DECIDE:
+        found = requests_visible_to(user).filter(pk=kwargs["id"]).first()
+        if found is None:
+            raise Http404
+        if found.is_open and not may_decide(found, user):
+            raise PermissionDenied(_("This request is not yours to decide at this step."))
     if rule.thing == Thing.QUOTA_SEE and not requests_visible_to(user).filter(pk=kwargs["id"]).exists():
         raise Http404
     if rule.thing in (Thing.PROJECT_SEE, Thing.PROJECT_LEAD):

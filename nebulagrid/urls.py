@@ -39,6 +39,7 @@ urlpatterns = [
     path("audit/", include("quotas.audit_urls")),
     path("incidents/", include("nodes.incident_urls")),
     path("quota/", include("jobs.quota_urls")),
+    path("usage/", include("jobs.usage_urls")),
     path("nodes/", include("jobs.pool_urls")),
     path("nodes/", include("nodes.page_urls")),
     # Browsers ask for it on answers that are no page of ours, such as JSON. The name of the picture has a hash: not known at import.

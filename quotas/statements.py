@@ -40,6 +40,10 @@ class Line:
     used: Quantities = field(default_factory=Quantities)
     cost: Cost = field(default_factory=Cost)
 
+    @classmethod
+    def empty(cls) -> Line:
+        return cls(key=Key(user="", project="", gpu_model=""))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from quotas import api, audit_api, projects_api
+from quotas import api, audit_api, projects_api, request_api, statement_api
 
 urlpatterns = [
     path("token", api.TokenView.as_view(), name="api-token"),
@@ -20,4 +20,11 @@ urlpatterns = [
     path("projects/<str:name>/tokens/<int:id>", projects_api.ProjectTokenView.as_view(), name="api-project-token"),
     path("audit/", audit_api.AuditListView.as_view(), name="api-audit"),
     path("audit/export", audit_api.AuditExportView.as_view(), name="api-audit-export"),
+    path("quota", request_api.QuotaView.as_view(), name="api-quota"),
+    path("quota/requests/", request_api.QuotaRequestListView.as_view(), name="api-quota-requests"),
+    path("quota/requests/<int:id>", request_api.QuotaRequestView.as_view(), name="api-quota-request"),
+    path("quota/requests/<int:id>/decide", request_api.QuotaRequestDecideView.as_view(), name="api-quota-request-decide"),
+    path("quota/requests/<int:id>/withdraw", request_api.QuotaRequestWithdrawView.as_view(), name="api-quota-request-withdraw"),
+    path("usage/statement", statement_api.StatementView.as_view(), name="api-statement"),
+    path("usage/statement.csv", statement_api.StatementCsvView.as_view(), name="api-statement-csv"),
 ]

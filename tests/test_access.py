@@ -141,6 +141,7 @@ SEES = {
     Thing.JOB_OUTPUT: ("owner", "staff"),
     Thing.JOB_CHANGE: ("owner", "lead", "staff"),
     Thing.QUOTA_SEE: ("owner", "staff"),
+    Thing.QUOTA_DECIDE: ("staff",),
     Thing.PROJECT_SEE: ("owner", "mate", "viewer", "lead", "staff"),
     Thing.PROJECT_LEAD: ("lead", "staff"),
 }
@@ -167,6 +168,7 @@ def refusal(rule: Rule, who: str, route: str) -> int | None:
     person = "owner" if who in ("jwt", "of_project", "of_other_project") else who
     if rule.thing in SEES and person not in SEES[rule.thing]:
         is_seen = rule.thing in (Thing.JOB_CHANGE, Thing.PROJECT_LEAD) and person in SEES[Thing.JOB_SEE]
+        is_seen |= rule.thing == Thing.QUOTA_DECIDE and person in SEES[Thing.QUOTA_SEE]
         return 403 if is_seen else 404
     if rule.thing == Thing.OWN and "<int:id>" in route and person != "owner":
         return 404

@@ -45,6 +45,8 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "gpus/<str:uuid>/act"): {"action": "isolate", "reason": "smells"},
     ("POST", "incidents/<int:id>/notes"): {"text": "looks loose"},
     ("POST", "incidents/<int:id>/close"): {"text": "a loose riser"},
+    ("POST", "quota/requests/"): {"what": "gpu_hours", "amount": 5, "why": "a paper is due"},
+    ("POST", "quota/requests/<int:id>/decide"): {"decision": "approve"},
     ("POST", "jobs/submit"): SUBMIT,
     ("POST", "jobs/estimate"): SUBMIT,
 }
