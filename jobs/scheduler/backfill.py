@@ -17,8 +17,8 @@ service, foreign use, quarantined memory.
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import insort
 from collections.abc import Sequence
 
 from jobs.scheduler.need import Need
@@ -132,6 +132,10 @@ def free_at(card: PoolCard, need: Need, ends: Ends) -> EndKey | None:
     free, live = card.free_mib, card.live
     if free >= need.least_mib and live < need.max_live:
         return FREE_NOW
+    if live == 1 and card.slices_before:
+        # Mostly so: one slice, that of a job.
+        part = card.slices_before[0]
+        return ends.of(part) if free + part.mib >= need.least_mib and need.max_live > 0 else None
     dated = [(key, part.job or 0, part.mib) for part in card.slices if (key := ends.of(part)) is not None]
     dated.sort()
     for key, _job, mib in dated:
@@ -149,35 +153,32 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     k, wanted = shape.per_node, shape.request.nodes
     if not shape.is_valid or not pool.kept_kinds.isdisjoint(good):
         return None
-    # 1. The nodes where the last of the cards that are free soonest is free soonest.
-    found: list[tuple[EndKey, int, list[tuple[EndKey, PoolCard]]]] = []
+    # 1. The nodes where the last of the cards that are free soonest is free soonest; of equals the one with the lower id, which comes first.
+    nearest: list[tuple[EndKey, int, list[tuple[EndKey, PoolCard]]]] = []  # sorted
+    latest: EndKey | None = None  # from here on a card is of no use: there are enough nodes that are free sooner
     for node in pool.nodes:
-        if not node.node.takes_work:
+        spare = len(node.cards) - k  # so many cards may be of no use
+        if spare < 0 or not node.node.takes_work:
             continue
         dated: list[tuple[EndKey, PoolCard]] = []
         for card in node.cards:
             need = good.get(card.kind)
-            if need is not None and card.is_open:
-                slices = card.slices_before
-                if card.live == 1 and slices:
-                    # Mostly so: one slice, that of a job.
-                    part = slices[0]
-                    free = card.free_mib
-                    if free >= need.least_mib and need.max_live > 1:
-                        when: EndKey | None = FREE_NOW
-                    else:
-                        when = ends.of(part) if free + part.mib >= need.least_mib and need.max_live > 0 else None
-                else:
-                    when = free_at(card, need, ends)
-                if when is not None:
-                    dated.append((when, card))
-        if len(dated) >= k:
-            last = min([when for when, _card in dated]) if k == 1 else sorted([when for when, _card in dated])[k - 1]
-            found.append((last, node.node.id, dated))
-    if len(found) < wanted:
+            when = None if need is None or not card.is_open else free_at(card, need, ends)
+            if when is not None and (latest is None or when < latest):
+                dated.append((when, card))
+            elif spare:
+                spare -= 1
+            else:
+                break
+        else:
+            last = sorted([when for when, _card in dated])[k - 1]
+            insort(nearest, (last, node.node.id, dated))
+            del nearest[wanted:]
+            if len(nearest) == wanted:
+                latest = nearest[-1][0]
+    if len(nearest) < wanted:
         return None
     # 2. Which cards these are: of cards that are free at the same time, the best.
-    nearest = heapq.nsmallest(wanted, found, key=lambda item: item[:2])
     cards = []
     for _last, _node, dated in nearest:
         ranked = sorted([(when, -card.score(), card.gpu.index, card.gpu.id, card) for when, card in dated])

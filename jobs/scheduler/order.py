@@ -273,17 +273,27 @@ class JobQueue:
         """
         found = self._much.get(kind)
         if found is None:
-            left = LITTLE * self._policy.borrow_s * shares.in_service(kind)  # card-seconds
-            found = self._much[kind] = any((left := left - work) < 0 for work in self._work_below(kind, shares))
+            found = self._much[kind] = self._has_work(kind, shares, LITTLE * self._policy.borrow_s * shares.in_service(kind))
         return found
 
-    def _work_below(self, kind: int, shares: Shares) -> Iterator[float]:
-        """Card-seconds, by the likely runtime, of each waiting job that could use the kind and whose user is below its fair share."""
+    def _has_work(self, kind: int, shares: Shares, most: float) -> bool:
+        """Whether the waiting jobs that could use the kind, and whose users are below their fair share, are more than ``most``
+        card-seconds of work by their likely runtimes."""
+        left = most
+        cards_of: dict[int, float] = {}  # identity of a request -> its cards; 0 = it can't use the kind
         for line in self._all_lines:
-            if shares.users.is_short(line.user):
-                for _own, _at, _id, job in line.items:
-                    if job.hold is None and kind in shares.kinds(job.request):
-                        yield shares.cards(job.request) * likely_s(job)
+            if not shares.users.is_short(line.user):
+                continue
+            for _own, _at, _id, job in line.items:
+                request = job.request
+                cards = cards_of.get(id(request))
+                if cards is None:
+                    cards = cards_of[id(request)] = shares.cards(request) if kind in shares.kinds(request) else 0.0
+                if cards and job.hold is None:
+                    left -= cards * likely_s(job)
+                    if left < 0:
+                        return True
+        return False
 
     def held_and_share(self, job: Job) -> tuple[float, float]:
         """What the job's user holds, and its fair share: cards."""
