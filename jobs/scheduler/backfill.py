@@ -153,7 +153,7 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     k, wanted = shape.per_node, shape.request.nodes
     if not shape.is_valid or not pool.kept_kinds.isdisjoint(good):
         return None
-    # 1. The nodes where the last of the cards that are free soonest is free soonest; of equals the one with the lower id, which comes first.
+    # 1. The nodes where the last of the cards that are free soonest is free soonest; of equals the lower id, which comes first.
     nearest: list[tuple[EndKey, int, list[tuple[EndKey, PoolCard]]]] = []  # sorted
     latest: EndKey | None = None  # from here on a card is of no use: there are enough nodes that are free sooner
     for node in pool.nodes:
@@ -181,6 +181,6 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     # 2. Which cards these are: of cards that are free at the same time, the best.
     cards = []
     for _last, _node, dated in nearest:
-        ranked = sorted([(when, -card.score(), card.gpu.index, card.gpu.id, card) for when, card in dated])
-        cards += [item[4] for item in ranked[:k]]
+        ranked = sorted([(when, -card.score(), card.number, card) for when, card in dated])
+        cards += [item[3] for item in ranked[:k]]
     return nearest[-1][0][0], cards

@@ -16,8 +16,9 @@ that fails, over all nodes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from jobs.scheduler import reasons
 from jobs.scheduler.need import Need, host_short
@@ -106,18 +107,16 @@ def host_reason(request: Request, code: str, nodes: Sequence[NodeView]) -> Reaso
     return Reason(code=code, params={"needed_mib": request.host_mem_mib, "largest_free_mib": best.memory_mib, "node": best.name})
 
 
-#: Bits for the number of a node's cards with one cause.
-WIDTH = 16
-MASK = (1 << WIDTH) - 1
 #: What of a node counts beside its cards: (why it takes no work, what its host lacks); None = nothing.
 Side = tuple[str | None, str | None]
 FINE: Side = (None, None)
 
 
 class _Tally:
-    """How many cards have which cause, and how many of each node: one number a node, ``WIDTH`` bits of it for each cause.
+    """How many cards have which cause, and how many of each node: one number a node, ``width`` bits of it for each cause.
 
-    ``counts``: how many cards have each look, if all nodes are alike beside their cards; for one card of one node that is enough.
+    ``counts``: how many cards have each look, if all nodes are alike beside their cards, else empty; for one card of one node that is
+    enough.
     """
 
     def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], counts: Sequence[int] | None) -> None:
@@ -126,20 +125,23 @@ class _Tally:
         self._request = request
         self._has_host = request.cpu_milli is not None or request.host_mem_mib is not None
         self._causes = [look.cause() for look in looks]
-        self._counts = None if self._has_host else counts
+        self.counts = () if self._has_host or counts is None else counts
+        self._width = 0
         self._shift: dict[str | None, int] = {}
+        self._counted: dict[str | None, list[int]] = {}
         self._by_side: dict[Side, list[str | None]] = {}
         self.sides: list[Side] = []
         self.sums: list[int] = []
         self.groups: Counter[int] = Counter()
-        if self._counts is None:
+        if not self.counts:
             self.look_at_nodes()
 
     def look_at_nodes(self) -> None:
         """Fill ``sums``, ``sides`` and ``groups``, unless that is done."""
         if self.sums:
             return
-        if self._counts is not None:
+        self._width = max([len(node.looks) for node in self.nodes], default=0).bit_length()
+        if self.counts:
             weights = [1 << self._shift_of(cause) for cause in self._causes]
             get = weights.__getitem__
             self.sums = [sum(map(get, node.looks)) for node in self.nodes]
@@ -147,6 +149,8 @@ class _Tally:
         else:
             self._look_closely()
         self.groups = Counter(self.sums)  # nodes with as many good cards and as many of each cause count alike
+        mask = (1 << self._width) - 1
+        self._counted = {cause: [(total >> shift) & mask for total in self.groups] for cause, shift in self._shift.items()}
 
     def _look_closely(self) -> None:
         by_side: dict[Side, list[int]] = {}
@@ -177,32 +181,35 @@ class _Tally:
         return found
 
     def _shift_of(self, cause: str | None) -> int:
-        return self._shift.setdefault(cause, WIDTH * len(self._shift))
+        return self._shift.setdefault(cause, self._width * len(self._shift))
 
-    def count(self, total: int, causes: Iterable[str | None]) -> int:
-        """Cards with one of the causes on a node with that sum; the cause None = good cards."""
-        return sum([(total >> shift) & MASK for cause in causes if (shift := self._shift.get(cause)) is not None])
+    def counted(self, *causes: str | None) -> Sequence[int]:
+        """For each of ``groups`` the cards of one node with one of the causes; None = good cards. Call ``look_at_nodes`` before."""
+        columns = [self._counted[cause] for cause in causes if cause in self._counted]
+        if len(columns) == 1:
+            return columns[0]
+        return [sum(counts) for counts in zip(*columns, strict=True)] if columns else [0] * len(self.groups)
 
     def totals(self) -> dict[str | None, int]:
         """Cards with each cause, on all nodes; the cause None = good cards."""
         found: dict[str | None, int] = {}
-        if self._counts is not None:
-            for cause, times in zip(self._causes, self._counts, strict=True):
+        if self.counts:
+            for cause, times in zip(self._causes, self.counts, strict=True):
                 if times:
                     found[cause] = found.get(cause, 0) + times
             return found
-        return {
-            cause: sum([((total >> shift) & MASK) * times for total, times in self.groups.items()]) for cause, shift in self._shift.items()
-        }
+        for cause, counts in self._counted.items():
+            found[cause] = sum(map(mul, counts, self.groups.values()))
+        return found
 
-    def nodes_with(self, causes: Iterable[str | None], least: int) -> int:
+    def nodes_with(self, least: int, *causes: str | None) -> int:
         """Nodes with at least so many cards with one of the causes."""
         self.look_at_nodes()
-        asked = [*causes]
-        return sum([times for total, times in self.groups.items() if self.count(total, asked) >= least])
+        return sum([times for count, times in zip(self.counted(*causes), self.groups.values(), strict=True) if count >= least])
 
-    def first(self, total: int) -> NodeView:
-        return self.nodes[self.sums.index(total)]
+    def first(self, group: int) -> NodeView:
+        """The first node of one of ``groups``, by its place among them."""
+        return self.nodes[self.sums.index([*self.groups][group])]
 
 
 def binding_reason(
@@ -224,7 +231,7 @@ def binding_reason(
     def suffices(*causes: str) -> bool:
         if per_node == 1 and nodes_needed == 1:
             return any(totals.get(cause) for cause in (None, *causes))
-        return tally.nodes_with((None, *causes), per_node) >= nodes_needed
+        return tally.nodes_with(per_node, None, *causes) >= nodes_needed
 
     def detail(cause: str) -> Reason:
         return _detail(request, tally, cause, totals, per_node, nodes_needed)
@@ -240,7 +247,7 @@ def binding_reason(
         present = [cause for cause in group if totals.get(cause)]
         if present and (group is KIND or suffices(reasons.BLOCKED_BY, *IN_THE_WAY, *group)):
             # Enough cards, some of them of the wrong kind: the number is what is short.
-            if group is KIND and tally.nodes_with((None, reasons.BLOCKED_BY, *IN_THE_WAY, *OUT_OF_SERVICE), 1):
+            if group is KIND and tally.nodes_with(1, None, reasons.BLOCKED_BY, *IN_THE_WAY, *OUT_OF_SERVICE):
                 break
             return detail(max(present, key=lambda cause: totals[cause]))
     if not any(node.looks for node in nodes):
@@ -250,10 +257,10 @@ def binding_reason(
 
 def _count_reason(tally: _Tally, per_node: int, nodes_needed: int) -> Reason:
     tally.look_at_nodes()
-    good = (None,)
-    most = max(tally.groups, key=lambda total: tally.count(total, good))
-    numbers = {"needed": per_node, "free": tally.count(most, good), "node": tally.first(most).name}
-    return Reason(code=reasons.GPU_COUNT, params={**numbers, "nodes": nodes_needed, "nodes_free": tally.nodes_with(good, per_node)})
+    free = tally.counted(None)
+    most = max(free)
+    numbers = {"needed": per_node, "free": most, "node": tally.first(free.index(most)).name}
+    return Reason(code=reasons.GPU_COUNT, params={**numbers, "nodes": nodes_needed, "nodes_free": tally.nodes_with(per_node, None)})
 
 
 def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str | None, int], per_node: int, nodes_needed: int) -> Reason:
@@ -262,10 +269,11 @@ def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str | None
         return _count_reason(tally, per_node, nodes_needed)
     holders: set[int] = set()
     if tally.sums:
-        holders = {total for total in tally.groups if tally.count(total, (cause,))}
+        holders = {total for total, count in zip(tally.groups, tally.counted(cause), strict=True) if count}
         if cause in HOST:
             return host_reason(request, cause, [node for node, total in zip(tally.nodes, tally.sums, strict=True) if total in holders])
-        enough = {total for total in holders if tally.count(total, (None, reasons.BLOCKED_BY, cause)) >= per_node} or holders
+        useful = zip(tally.groups, tally.counted(None, reasons.BLOCKED_BY, cause), strict=True)
+        enough = {total for total, count in useful if count >= per_node and total in holders} or holders
         find = _nth_largest if cause == reasons.GPU_MEMORY and per_node > 1 else _largest
         node, at = find(tally, cause, enough, per_node)
     else:
@@ -297,7 +305,7 @@ def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str | None
 
 def _largest_alone(tally: _Tally, cause: str) -> tuple[NodeView, int]:
     """As ``_largest``, where the nodes were not looked at: any node with such a card is enough."""
-    free = {at: tally.looks[at].really_free_mib for at, its in enumerate(tally.causes(FINE)) if its == cause}
+    free = {at: tally.looks[at].really_free_mib for at, its in enumerate(tally.causes(FINE)) if its == cause and tally.counts[at]}
     for most in sorted(set(free.values()), reverse=True):
         wanted = {at for at, mib in free.items() if mib == most}
         for node in tally.nodes:
@@ -321,13 +329,14 @@ def _largest(tally: _Tally, cause: str, enough: set[int], _per_node: int) -> tup
 def _nth_largest(tally: _Tally, cause: str, enough: set[int], per_node: int) -> tuple[NodeView, int]:
     """Of ``per_node`` cards on one node the good ones come first; the last one needed sets the number. The node where it is largest."""
     best: tuple[int, NodeView, int] | None = None
+    good = dict(zip(tally.groups, tally.counted(None, reasons.BLOCKED_BY), strict=True))
     for node, side, total in zip(tally.nodes, tally.sides, tally.sums, strict=True):
         if total not in enough:
             continue
         causes = tally.causes(side)
         frees = [(tally.looks[look].really_free_mib, at) for at, look in enumerate(node.looks) if causes[look] == cause]
         ranked = sorted([(-free, node.gpus[at].index, at) for free, at in frees])
-        short = per_node - tally.count(total, (None, reasons.BLOCKED_BY))
+        short = per_node - good[total]
         free, _index, at = ranked[min(max(short, 1), len(ranked)) - 1]
         if best is None or -free > best[0]:
             best = (-free, node, at)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 
-from jobs.scheduler.fragmentation import State
 from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, WEIGHTS, packing_class, whole_fragmentation
@@ -24,7 +23,7 @@ class Buckets:
         self._pool = pool
         self._losses = losses
         self._is_first_fit = losses.strategy == FIRST_FIT
-        self._buckets: dict[tuple[State, int, int, int, bool, bool], Bucket] = {}
+        self._buckets: dict[tuple[int, ...], Bucket] = {}
         self._filled: list[Bucket] = []  # buckets in the order in which they got their first card
         self._seen: tuple[int, int] | None = None  # how much of the pool's logs is worked in
 
@@ -49,13 +48,13 @@ class Buckets:
         order, levels = shape.order, shape.levels
         pop = heapq.heappop
         while order:
-            best: tuple[float, int, int, int] | None = None
+            best: tuple[float, int] | None = None
             found: PoolCard | None = None
             gone: list[int] = []
             offers = levels[order[0]]
             for number, offer in offers.items():
                 cards = offer.bucket.cards
-                while cards and cards[0][4].bucket != number:
+                while cards and cards[0][2].bucket != number:
                     pop(cards)
                 if not cards:
                     gone.append(number)
@@ -63,9 +62,9 @@ class Buckets:
                 item = cards[0]
                 if item is not offer.item:
                     offer.item = item
-                    offer.key = (round(item[0] - offer.weight, ROUND), item[1], item[2], item[3])
+                    offer.key = (round(item[0] - offer.weight, ROUND), item[1])
                 if best is None or offer.key < best:
-                    best, found = offer.key, item[4]
+                    best, found = offer.key, item[2]
             if found is not None:
                 for number in gone:
                     del offers[number]
@@ -120,9 +119,9 @@ class Buckets:
                 else:
                     card.bucket = -1
             # The empty cards of a node are the better the fewer there are.
-            nodes = pool.log_empties[emptied_before:]
-            for node in nodes if len(nodes) == 1 else dict.fromkeys(nodes):
-                self._sort_empties(node)
+            if emptied_before < emptied:
+                for node in dict.fromkeys(pool.log_empties[emptied_before:]):
+                    self._sort_empties(node)
         self._seen = (moved, emptied)
 
     def _sort_empties(self, node: PoolNode) -> None:
@@ -134,7 +133,7 @@ class Buckets:
             return
         empty, was_strained = node.empty, None
         for item in node.empties():
-            card = item[4]
+            card = item[3]
             if item[0] is not was_strained and card.aside_for is None:
                 self._put(node, card, empty, len(node.cards))
                 was_strained = item[0]
@@ -154,15 +153,13 @@ class Buckets:
         is_kept, is_strained = card.aside_for is not None, card.strained
         if is_strained is None:
             is_strained = card.is_strained()
-        state = (card.kind, card.free_mib, card.live)
-        key = (state, host, empty, size, is_strained, is_kept)
+        key = (card.kind, card.free_mib, card.live, host, empty, size, is_strained, is_kept)
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(len(self._buckets), state, host, empty, size, is_strained, is_kept)
+            bucket = self._buckets[key] = Bucket(len(self._buckets), card.state(), host, empty, size, is_strained, is_kept)
         elif bucket.number == card.bucket:
             return
         if not bucket.cards:
             self._filled.append(bucket)
         card.bucket = bucket.number
-        gpu = card.gpu
-        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -card.score(), node.node.id, gpu.index, gpu.id, card))
+        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -card.score(), card.number, card))

@@ -7,10 +7,11 @@ all else by nodes (nodesets.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from jobs.scheduler.buckets import Buckets
 from jobs.scheduler.nodesets import NodeSets
-from jobs.scheduler.pool import Pool, PoolCard
+from jobs.scheduler.pool import Pool
 from jobs.scheduler.shapes import Candidate, Losses, Shape
 from jobs.scheduler.types import Request
 
@@ -44,9 +45,5 @@ class Candidates:
             found = None if best is None else (best,)
         if found is not None and shape.per_node > 1:
             for item in found:
-                item.cards = sorted(item.cards, key=_card_place)
+                item.cards = sorted(item.cards, key=attrgetter("number"))
         return found
-
-
-def _card_place(card: PoolCard) -> tuple[int, int]:
-    return (card.gpu.index, card.gpu.id)

@@ -99,7 +99,7 @@ class NodeSets:
         """The card of the node that loses least, or the node itself for a job without cards: on one node nothing is scattered by the finest
         difference, so that loss is not rounded there."""
         host, moved = self._losses.host_after(shape, node)
-        best: tuple[bool, int, float, int, int] | None = None
+        best: tuple[bool, int, float, int] | None = None
         least = 0.0
         chosen: PoolCard | None = None
         breaks = False
@@ -113,7 +113,7 @@ class NodeSets:
             lost, empty = found
             full = whole_fragmentation(empty=node.empty, cards=len(node.cards)) if empty else tight
             score = -(card.score() + WEIGHTS["fragmentation"] * full)
-            key = (card.is_strained(), round(lost), round(score, ROUND), card.gpu.index, card.gpu.id)
+            key = (card.is_strained(), round(lost), round(score, ROUND), card.number)
             if best is None or key < best:
                 best, chosen, breaks, least = key, card, empty > 0 and not shape.is_whole, lost
         tick = next(self._tick)
@@ -128,10 +128,10 @@ class NodeSets:
         k = shape.per_node
         ranked = node.empties()
         if len(ranked) != node.empty and not shape.takes_kept:
-            ranked = [item for item in ranked if item[4].aside_for is None]
+            ranked = [item for item in ranked if item[3].aside_for is None]
         if len(ranked) < k:
             return None
-        state = ranked[0][4].state()
+        state = ranked[0][3].state()
         effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
         if effect is None:
             return None
@@ -143,7 +143,7 @@ class NodeSets:
         score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
         avoided = node.node.id in shape.avoid
         key = (avoided, chosen[-1][0], -round(nearness, 3), cls, False, -round(score, ROUND), node.node.id, next(self._tick))
-        return Candidate(key, node, [item[4] for item in chosen], _version(shape, node))
+        return Candidate(key, node, [item[3] for item in chosen], _version(shape, node))
 
     def _wide_class(self, shape: Shape, node: PoolNode, state: State, effect: Effect) -> int:
         """The packing class of so many empty cards of the node."""

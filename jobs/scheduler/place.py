@@ -11,6 +11,7 @@ import heapq
 from jobs.scheduler import reasons
 from jobs.scheduler.binding import NodeView, binding_reason, host_reason, refusal_code, refusal_reason
 from jobs.scheduler.candidates import Candidates
+from jobs.scheduler.looks import Looks
 from jobs.scheduler.need import cards_per_node, cpu_ranks_max, host_short, node_mismatch
 from jobs.scheduler.never import Inventory, never_reason
 from jobs.scheduler.pool import Pool, PoolNode
@@ -29,6 +30,7 @@ class Placer:
         self.policy = policy
         self.pool = Pool(snapshot, policy)
         self.candidates = Candidates(self.pool)
+        self._looks = Looks(self.pool)
         self._inventory: Inventory | None = None
         self._never: dict[int, Reason | None] = {}
         self._cpu_heap: list[CpuEntry] | None = None
@@ -64,15 +66,14 @@ class Placer:
             return Reason(code=reasons.NO_NODE)
         if request.gpu_count == 0:
             return self._why_no_nodes(request)
-        nodes = self.pool.views()
-        looks = self.pool.cards_seen(request)
+        nodes = self._looks.nodes(request)
         return binding_reason(
             request,
             nodes,
-            looks,
+            self._looks.cards(request),
             per_node=cards_per_node(request),
             nodes_needed=request.nodes,
-            counts=self.pool.look_counts if self.pool.all_take_work else None,
+            counts=self._looks.counts if self.pool.all_take_work else None,
         )
 
     # Jobs without cards and without a say on the host

@@ -3,8 +3,7 @@
 Nothing is freed within a pass. So a request that failed once fails again, and cards only ever fill.
 
 INVARIANT: each change of a card or of a node's host is in ``Pool.log``, each change of a card that was empty in ``Pool.log_empties``
-as well; a node's ``version`` and ``version_empties`` grow with them. ``Pool.moved`` has the cards of which that cannot be told by
-``log_empties``.
+as well; a node's ``version`` and ``version_empties`` grow with them. ``Pool.moved`` has the cards that have changed.
 
 Nothing here points back to what holds it, so that all is gone with the pass and the garbage collector has nothing to look for.
 """
@@ -17,7 +16,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from jobs.scheduler.backlog import Backlog
-from jobs.scheduler.binding import CardView, NodeView
 from jobs.scheduler.fragmentation import Mix, State, mix_of
 from jobs.scheduler.making import grant_made, placement_made, rank_made
 from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
@@ -32,23 +30,24 @@ if TYPE_CHECKING:
 _gpu_key = attrgetter("index", "id")
 _request_of = attrgetter("request")
 
-#: All that a reason says of a card, or depends on: kind, free MiB, live slices, foreign MiB, kept for, in service, state.
-Look = tuple[int, int, int, int, int | None, bool, str]
-
 
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off.
-    ``at``: the place of its node in ``Pool.nodes``; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none;
-    ``look``: the number of how it looks, -1 = to be looked at again."""
+    ``at``: the place of its node in ``Pool.nodes``; ``place``: its own among the node's cards; ``number``: its own among all cards, by
+    node, index and id; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none."""
 
     __slots__ = (
-        "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "look", "node_points",
-        "points", "slices_before", "strained",
+        "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node_points", "number",
+        "place", "points", "slices_before", "strained",
     )  # fmt: skip
 
-    def __init__(self, gpu: Gpu, at: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int, points: float) -> None:
+    def __init__(
+        self, gpu: Gpu, number: int, at: int, place: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int, points: float
+    ) -> None:
         self.gpu = gpu
+        self.number = number
         self.at = at
+        self.place = place
         self.kind = kind
         self.live = len(slices)
         self.free_mib = free_mib
@@ -56,7 +55,6 @@ class PoolCard:
         self.is_open = False
         self.aside_for: int | None = None
         self.bucket = -1
-        self.look = -1
         self.points: float | None = None
         self.node_points = points
         self.strained: bool | None = None
@@ -100,14 +98,15 @@ class PoolNode:
     """
 
     __slots__ = (
-        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "host", "is_seen", "is_uniform", "kept", "memory_mib", "node", "ranked",
-        "version", "version_empties", "view",
+        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "gpus", "host", "is_uniform", "kept", "memory_mib", "node", "ranked",
+        "version", "version_empties",
     )  # fmt: skip
 
     def __init__(self, node: Node, at: int) -> None:
         self.node = node
         self.at = at
-        self.cards: list[PoolCard] = []
+        self.gpus = sorted(node.gpus, key=_gpu_key)
+        self.cards: list[PoolCard] = []  # of these
         self.empty = 0
         self.version = 0
         self.version_empties = 0
@@ -116,9 +115,7 @@ class PoolNode:
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
         self.kept = 0  # cards that are kept for a waiting job
-        self.view: NodeView | None = None
-        self.is_seen = False  # whether ``view`` is how it looks now
-        self.ranked: list[tuple[bool, float, int, int, PoolCard]] | None = None  # see ``empties``
+        self.ranked: list[tuple[bool, float, int, PoolCard]] | None = None  # see ``empties``
         self._near: tuple[Nearness | None, float] | None = None
 
     @property
@@ -129,19 +126,19 @@ class PoolNode:
         """Empty cards of one kind."""
         return self.empty if self.is_uniform else sum(card.kind == kind and card.is_empty() for card in self.cards)
 
-    def empties(self) -> list[tuple[bool, float, int, int, PoolCard]]:
-        """Its empty cards, those that are kept included, the best first: (strained, -score, index, id, card)."""
+    def empties(self) -> list[tuple[bool, float, int, PoolCard]]:
+        """Its empty cards, those that are kept included, the best first: (strained, -score, number, card)."""
         ranked = self.ranked
         if ranked is None:
             ranked = self.ranked = sorted(
                 [
-                    (card.is_strained(), -card.score(), card.gpu.index, card.gpu.id, card)
+                    (card.is_strained(), -card.score(), card.number, card)
                     for card in self.cards
                     if card.live == 0 and card.is_open and not card.foreign_mib
                 ]
             )
         else:
-            ranked = self.ranked = [item for item in ranked if not item[4].live]
+            ranked = self.ranked = [item for item in ranked if not item[3].live]
         return ranked
 
     def near(self) -> tuple[Nearness | None, float]:
@@ -173,9 +170,6 @@ class Pool:
         self.moved: list[PoolCard] = []
         self._needs: dict[int, list[Need | Reason]] = {}
         self._mix: Mix | None = None
-        self._look_numbers: dict[Look, int] = {}
-        self.look_counts: list[int] = []  # how many cards have each look; those that are to be looked at again are in none
-        self._looks: list[tuple[Gpu, int, int, int, int, int | None]] = []  # what CardView wants to know of each look
         self._known_mix = snapshot.mix
         self.requests: Counter[Request] = Counter()
         self._numbers: dict[int, int] = {}  # by the request's identity; the snapshot keeps the objects alive
@@ -208,7 +202,7 @@ class Pool:
             first_kind = -1
             empty = is_open = 0
             cards = item.cards
-            for gpu in sorted(node.gpus, key=_gpu_key):
+            for gpu in item.gpus:
                 key = kind_of(gpu)
                 kind = kind_at.get(key)
                 if kind is None:
@@ -227,7 +221,7 @@ class Pool:
                 slices = taken.get(gpu.id, nothing)
                 for part in slices:
                     free -= total if part.exclusive else part.mib
-                card = card_of[gpu.id] = PoolCard(gpu, at, kind, slices, free, foreign, points)
+                card = card_of[gpu.id] = PoolCard(gpu, len(card_of), at, len(cards), kind, slices, free, foreign, points)
                 cards.append(card)
                 if takes_work and gpu.is_schedulable:
                     card.is_open = True
@@ -283,38 +277,6 @@ class Pool:
             node.host = self.mix.host_class(node.cpu_milli, node.memory_mib)
         return node.host
 
-    # Looking at it, for ``binding_reason``
-
-    def views(self) -> list[NodeView]:
-        """The nodes as any request sees them now; ``looks`` are of ``cards_seen``."""
-        return [item.view if item.is_seen and item.view is not None else self._view(item) for item in self.nodes]
-
-    def _view(self, item: PoolNode) -> NodeView:
-        for card in item.cards:
-            if card.look < 0:
-                gpu = card.gpu
-                look = (card.kind, card.free_mib, card.live, card.foreign_mib, card.aside_for, gpu.is_schedulable, gpu.state)
-                number = self._look_numbers.get(look)
-                if number is None:
-                    number = self._look_numbers[look] = len(self._looks)
-                    free = max(card.free_mib + card.foreign_mib, 0)
-                    self._looks.append((gpu, card.kind, free, card.foreign_mib, card.live, card.aside_for))
-                    self.look_counts.append(0)
-                card.look = number
-                self.look_counts[number] += 1
-        view, node = item.view, item.node
-        if view is None:
-            view = item.view = NodeView(node.name, node.refusal, node.takes_work, [card.gpu for card in item.cards])
-        view.looks = [card.look for card in item.cards]
-        view.cpu_milli, view.memory_mib = item.cpu_milli, item.memory_mib
-        item.is_seen = True
-        return view
-
-    def cards_seen(self, request: Request) -> list[CardView]:
-        """How the request sees cards of each look. Call after ``views``."""
-        needs = self.needs(request)
-        return [CardView(gpu, needs[kind], free, foreign, live, aside) for gpu, kind, free, foreign, live, aside in self._looks]
-
     # Placing
 
     def place(self, job: int, shape: Shape, sets: Sequence[Candidate]) -> Placement:
@@ -333,7 +295,6 @@ class Pool:
         node = self.nodes[card.at]
         grants = (self._take(job, shape, node, card),)
         node.version += 1
-        node.is_seen = False
         self.log.append(node)
         return placement_made(job, (rank_made(0, node.node.id, grants),))
 
@@ -349,7 +310,6 @@ class Pool:
             node.version_empties += 1
             self.log_empties.append(node)
         node.version += 1
-        node.is_seen = False
         self.log.append(node)
 
     def _take(self, job: int, shape: Shape, node: PoolNode, card: PoolCard) -> Grant:
@@ -372,9 +332,6 @@ class Pool:
         card.free_mib = free - mib
         if free == mib:
             self.free_cards -= 1
-        if card.look >= 0:
-            self.look_counts[card.look] -= 1
-            card.look = -1
         return grant_made(card.gpu.id, mib, exclusive)
 
     def set_aside(self, cards: Iterable[PoolCard], job: int) -> None:
@@ -385,13 +342,9 @@ class Pool:
                 node.empty -= 1
             node.kept += card.aside_for is None
             card.aside_for = job
-            if card.look >= 0:
-                self.look_counts[card.look] -= 1
-                card.look = -1
             self.kept_kinds.add(card.kind)
             node.version += 1
             node.version_empties += 1
-            node.is_seen = False
             self.moved.append(card)
             self.log.append(node)
             self.log_empties.append(node)

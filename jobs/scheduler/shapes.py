@@ -30,7 +30,7 @@ class Candidate:
 
 
 class Bucket:
-    """Cards that pack alike. INVARIANT: ``cards`` is a heap by score, node, index; a card whose ``bucket`` is another number is stale."""
+    """Cards that pack alike. INVARIANT: ``cards`` is a heap of (-score, number, card); a card whose ``bucket`` is another one is stale."""
 
     __slots__ = ("cards", "empty", "host", "is_kept", "is_strained", "number", "size", "state")
 
@@ -42,7 +42,7 @@ class Bucket:
         self.size = size  # cards of the node, where it matters
         self.is_strained = is_strained
         self.is_kept = is_kept
-        self.cards: list[tuple[float, int, int, int, PoolCard]] = []
+        self.cards: list[tuple[float, int, PoolCard]] = []
 
 
 class Offer:
@@ -54,8 +54,8 @@ class Offer:
         self.level = level
         self.weight = weight
         self.bucket = bucket
-        self.item: tuple[float, int, int, int, PoolCard] | None = None
-        self.key: tuple[float, int, int, int] = (0.0, 0, 0, 0)
+        self.item: tuple[float, int, PoolCard] | None = None
+        self.key: tuple[float, int] = (0.0, 0)
 
 
 class Shape:
