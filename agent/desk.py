@@ -292,7 +292,7 @@ class RankDesk:
         for start, env in starts:
             self.live[start.rank] = RankState(rank=start.rank, state="PREPARING")
             self._shipper.track(start.rank, self.output(start.rank))
-            self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s)
+            self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s, secrets=start.secrets)
 
     def _prepare(self, start: Start) -> dict[str, str] | None:
         """Row and fence of a rank; its environment, or None when it can't be started (which the row then says)."""
@@ -306,6 +306,9 @@ class RankDesk:
             baseline=self._hardware.view.foreign_of([g.uuid for g in start.spec.gpus]),
         )
         try:
+            missing = [ref.name for ref in start.spec.secrets if ref.name not in start.secrets]
+            if missing:
+                raise SpecError(f"The secret {missing[0]} is not there any more; set it again, then submit the job again.", "spec")
             if start.spec.unix_user is not None and self._identity == "same":
                 raise SpecError('The job wants another Unix user, and this agent runs jobs as itself (identity = "same").', "user")
             return environment(

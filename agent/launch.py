@@ -59,16 +59,23 @@ class Child:
 
 
 def program_fork(
-    *, order: dict[str, Any], group: CgroupGroup | SessionGroup, account: pwd.struct_passwd | None, output: int, oom_score: str | None
+    *,
+    order: dict[str, Any],
+    group: CgroupGroup | SessionGroup,
+    account: pwd.struct_passwd | None,
+    output: int,
+    oom_score: str | None,
+    variables: dict[str, str] | None = None,
 ) -> Child:
-    """Fork the program of ``order`` (spec.json); ``account`` None = it keeps our identity. Raises OSError when the fork fails."""
+    """Fork the program of ``order`` (spec.json); ``account`` None = it keeps our identity; ``variables``: those of its environment
+    that no file has. Raises OSError when the fork fails."""
     go_read, go_write = os.pipe()
     errors_read, errors_write = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(go_write)
         try:
-            _prepare_and_exec(order, group, account, output, go_read, oom_score)
+            _prepare_and_exec(order, group, account, output, go_read, oom_score, variables or {})
             kind, text = "internal", "exec returned"
         except LaunchFailed as failure:
             kind, text = failure.kind, failure.text
@@ -91,6 +98,7 @@ def _prepare_and_exec(
     output: int,
     go: int,
     oom_score: str | None,
+    variables: dict[str, str],
 ) -> None:
     spec = order["spec"]
     # 1. Own session, own group, and only then anything of the user's.
@@ -142,6 +150,7 @@ def _prepare_and_exec(
     except ValueError as error:
         raise LaunchFailed("spec", f"The working directory {workdir!r} is not usable: {error}") from error
     _resume_check(env)
+    env.update(variables)
     # 6. The program, looked up in the job's own PATH.
     argv: list[str] = list(spec["argv"])
     try:

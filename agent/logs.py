@@ -55,6 +55,8 @@ class _Track:
     mtime_ns: int = 0  # of the file when its tail was last looked at
     ended: bool = False  # nothing more will be written: ship to the end, then tell
     closed: bool = False  # capped, or refused for good: ship no more
+    size: int = 0  # of the file when its last chunk was read
+    held_at: int = -1  # length of the file at which the server wanted to see more before it takes the rest
     wait_until: float = 0.0  # monotonic; this rank alone waits
     retry_s: float = RETRY_S[0]
 
@@ -167,7 +169,7 @@ class LogShipper:
     def _ship(self, track: _Track) -> bool:
         """Send one chunk of one rank; True when there was something to do. Raises _Later when the server cannot take it."""
         ended, rewinds = track.ended, track.rewinds  # before reading: what is written before `end` is then surely seen
-        data = b"" if track.closed else self._next(track)
+        data = b"" if track.closed else self._next(track, ended=ended)
         if not data:
             if ended:
                 with self._lock:
@@ -175,7 +177,9 @@ class LogShipper:
                 self._done(track.rank, track.offset)
                 return True
             return False
-        path = f"/api/agent/v1/logs/{quote(track.rank, safe='')}?offset={track.offset}"
+        # The end of a file may look like the begin of a secret: the server keeps nothing back for what will not come.
+        is_end = ended and data is not CUT and track.offset - track.base + len(data) == track.size
+        path = f"/api/agent/v1/logs/{quote(track.rank, safe='')}?offset={track.offset}{'&end=1' if is_end else ''}"
         try:
             answer = self._client.request("PUT", path, data, content_type="application/octet-stream")
         except Unreachable as error:
@@ -192,12 +196,12 @@ class LogShipper:
             raise _Later(answer.retry_after_s, is_general=answer.status in (401, 429, 502, 503, 504))
         return True
 
-    def _next(self, track: _Track) -> bytes:
+    def _next(self, track: _Track, *, ended: bool) -> bytes:
         """What to send now: the line about a cut, or the next chunk of the file; empty = nothing."""
         if self._was_cut(track):
             track.is_cut = track.sure = True
         # An unsure server is asked first where its log ends: the line must stand there.
-        return CUT if track.is_cut and track.sure else self._read(track)
+        return CUT if track.is_cut and track.sure else self._read(track, ended=ended)
 
     def _was_cut(self, track: _Track) -> bool:
         """Whether the file is shorter than what was sent of it, or has grown anew to that length or beyond."""
@@ -235,6 +239,8 @@ class LogShipper:
             track.is_cut = False  # it had nothing at all: the file stands there from its first byte on
         is_whole = answer.status == 200 and not is_line and told.length == track.offset + len(sent)
         track.tail = (track.tail + sent)[-TAIL:] if is_whole else b""
+        is_partly = answer.status == 200 and not is_line and not told.capped and told.length < track.offset + len(sent)
+        track.held_at = track.size if is_partly and track.offset - track.base + len(sent) == track.size else -1
         track.offset, track.sure = told.length, True
         if told.capped:
             log.info("The control plane keeps no more of the output of rank %s (%d bytes).", track.rank, told.length)
@@ -249,11 +255,12 @@ class LogShipper:
             return None
         return found if stat.S_ISREG(found.st_mode) else None
 
-    def _read(self, track: _Track) -> bytes:
-        """The next chunk, empty at the end of the file or when it is gone."""
+    def _read(self, track: _Track, *, ended: bool) -> bytes:
+        """The next chunk, empty at the end of the file, when it is gone, and while the server waits for more than there is."""
         found, at = self._stat(track), track.offset - track.base
-        if found is None or found.st_size <= at:
+        if found is None or found.st_size <= at or (found.st_size == track.held_at and not ended):
             return b""
+        track.size = found.st_size
         return self._bytes(track, CHUNK if track.sure else FIRST_CHUNK, at) or b""
 
     @staticmethod

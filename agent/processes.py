@@ -56,8 +56,10 @@ class Processes(Protocol):
     def warm(self) -> None:
         """A start may come within milliseconds. Quick, and harmless if nothing comes."""
 
-    def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
-        """Start a rank with exactly this environment. A failure arrives as LAUNCH_FAILED through `poll`."""
+    def start(
+        self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None, secrets: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a rank with this environment and the secrets that its spec names. A failure arrives as LAUNCH_FAILED through `poll`."""
 
     def stop(self, rank: RankId, *, grace_s: float, cause: ExitCause = "stopped", reason: str | None = None) -> None:
         """The polite stop of lifecycle.md. Again with a shorter grace: the earlier deadline counts."""

@@ -317,6 +317,15 @@ class GpuGrant(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef(Message):
+    """A secret that a rank gets. Its value is not part of the spec, which is stored: see Desired.secrets."""
+
+    name: str
+    env: str | None = None  # the variable that carries it; None = a file of this name in $NEBULA_SECRETS
+    id: int = 0  # the control plane's, of this very value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec(Message):
     """All that a rank needs to start. Users' text (argv, env, workdir, name) is data: it reaches execve as it is."""
 
@@ -332,6 +341,7 @@ class RankSpec(Message):
     checkpoint: str | None = None
     unix_user: str | None = None  # identity=mapped; None = the agent's own user
     log_cap_mib: int | None = None
+    secrets: tuple[SecretRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +356,8 @@ class Desired(Message):
     grace_s: int | None = None  # with STOP
     stop_reason: str | None = None  # with STOP: cancelled | preempted | gpu_fault | time_limit | gang | …
     lease_s: int | None = None  # on_node_loss=requeue: self-fence after so long without an answered sync
+    # With the spec: name → value. Kept in memory until the start and in files that end with the rank, never in the store.
+    secrets: dict[str, str] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

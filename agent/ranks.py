@@ -18,8 +18,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from agent import cgroups, launch, procs, rankdir
+from agent import cgroups, launch, procs, rankdir, secretdir
 from agent.processes import RankState, Recoverable
 from agent.protocol import ExitCause, ExitInfo, ProtocolError, RankId, RankSpec, rank_parts
 from agent.recovery import final_read, launch_failed, rank_examine
@@ -54,6 +55,7 @@ class _Held:
     adopt_at: float | None = None
     starting_since: float = 0.0
     stop_by: float | None = None  # boot time; a stop was ordered, and by then all of it should be over
+    secrets: str | None = None  # the folder with their values
 
     @property
     def is_final(self) -> bool:
@@ -75,10 +77,12 @@ class RankProcesses:
         pids_max: int | None = None,
         memory_mib: int | None = None,
         min_uid: int = launch.MIN_UID,
+        secrets_in: str | None = "",
     ) -> None:
         """``data``: the agent's directory, ranks live in ``data/ranks``. ``agent_id``: names this agent's groups, stable
         over restarts and different for each agent of a machine. ``cgroup``: None = the best that works, else v2, v1 or none.
-        ``pids_max``: processes and threads of one rank, None = half of what the machine can have.
+        ``pids_max``: processes and threads of one rank, None = half of what the machine can have. ``secrets_in``: where values of
+        secrets are while a rank lives, "" = in memory if the machine can, None = in the rank's directory.
 
         Raises OSError when the directory cannot be used or the forced kind of cgroup does not work here.
         """
@@ -91,6 +95,8 @@ class RankProcesses:
         log.info("Ranks are held by %s.", self.layout.note)
         self._term_lead_s, self._kill_wait_s, self._min_uid = term_lead_s, kill_wait_s, min_uid
         self._pids_max, self._memory_mib = pids_max or _half_of_all_pids(), memory_mib
+        self._memory = secretdir.memory_folder() if secrets_in == "" else secrets_in
+        self._prefix = secretdir.prefix_of(agent_id)
         self._held: dict[RankId, _Held] = {}
         self._changes: list[RankState] = []
         self._pidfds: dict[int, _Held] = {}
@@ -139,7 +145,9 @@ class RankProcesses:
             self._warmed_at = now
             self._zygote.warm(self.layout.home)
 
-    def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
+    def start(
+        self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None, secrets: Mapping[str, str] | None = None
+    ) -> None:
         """Ask for a shim. The program gets ``env`` plus the rank's mark and, if it is not there, NEBULA_ARTIFACTS."""
         path = str(self.rank_dir(rank))
         plan = self.layout.plan(rank, pids_max=self._pids_max, memory_mib=self._memory_mib)
@@ -148,11 +156,12 @@ class RankProcesses:
             return  # RUN twice changes nothing
         self.warm()
         self._held[rank] = held
-        order = {
+        full = {"NEBULA_ARTIFACTS": f"{path}/{rankdir.ARTIFACTS}", **env, cgroups.MARK: plan["mark"].partition("=")[2]}
+        order: dict[str, Any] = {
             "rank": rank,
             "boot_id": self.boot_id,
             "spec": spec.to_json(),
-            "env": {"NEBULA_ARTIFACTS": f"{path}/{rankdir.ARTIFACTS}", **env, cgroups.MARK: plan["mark"].partition("=")[2]},
+            "env": full,
             "group": plan,
             "lease_s": lease_s,
             "term_lead_s": self._term_lead_s,
@@ -161,6 +170,10 @@ class RankProcesses:
         }
         try:
             os.mkdir(path, 0o700)
+            if spec.secrets:
+                held.secrets = order["secrets"] = self._secrets_write(rank, path, spec, secrets or {})
+                if any(ref.env is None for ref in spec.secrets):
+                    full[secretdir.VARIABLE] = held.secrets
             rankdir.file_write(path, rankdir.SPEC, order)
         except FileExistsError:
             self._tell(held, launch_failed(rank, "internal", f"The directory {path} exists already; a rank is started only once."))
@@ -170,6 +183,15 @@ class RankProcesses:
             return
         held.starting_since = time.monotonic()
         self._ask(held, adopt=False)
+
+    def _secrets_write(self, rank: RankId, path: str, spec: RankSpec, values: Mapping[str, str]) -> str:
+        """In memory where that is possible. Raises OSError, ValueError; neither tells a value."""
+        try:
+            if self._memory is not None:
+                return secretdir.write(self._memory, self._prefix, rank, spec.secrets, values)
+        except OSError as error:
+            log.warning("Secrets of rank %s can't be kept in memory (%s); they are in its directory.", rank, error.strerror)
+        return secretdir.write(path, "secrets-", rank, spec.secrets, values)
 
     def stop(self, rank: RankId, *, grace_s: float, cause: ExitCause = "stopped", reason: str | None = None) -> None:
         """Of two stops the earlier deadline counts, and the cause of the first."""
@@ -389,6 +411,8 @@ class RankProcesses:
             self._changes.append(state)
         if held.is_final:
             held.asked_at = held.adopt_at = None
+            secretdir.remove(held.secrets)
+            held.secrets = None
 
     def _refresh(self, held: _Held, *, is_running: bool = False, is_alive: bool = True) -> None:
         """Read what the shim has written. ``is_running``: it has just said so; ``is_alive`` False: it is dead."""
@@ -452,13 +476,18 @@ class RankProcesses:
 
     def recover(self, rows: Sequence[Recoverable]) -> list[RankState]:
         """The table of lifecycle.md. A rank that never ran is EXITED(never_started): it may safely run elsewhere."""
-        return [self._recover_one(row) for row in rows]
+        states = [self._recover_one(row) for row in rows]
+        # The shims of other ranks, which nobody told of, keep what they have; those ended that are not here.
+        living = [rank for rank, held in self._held.items() if not held.is_final]
+        secretdir.sweep(self._memory, self._prefix, [*living, *self.strangers()])
+        return states
 
     def _recover_one(self, row: Recoverable) -> RankState:
         path = str(self.rank_dir(row.rank))
         order = rankdir.file_read(path, rankdir.SPEC)
         plan = order["group"] if order else self.layout.plan(row.rank)
         held = _Held(row.rank, path, cgroups.group_open(plan), RankState(rank=row.rank, state="PREPARING"))
+        held.secrets = order.get("secrets") if order else None
         held.starting_since = time.monotonic()
         self._held[row.rank] = held
         found = rank_examine(row.rank, path, self._group(held), row_boot_id=row.boot_id, boot_id=self.boot_id)

@@ -9,7 +9,7 @@ waits for its end, so that one node never runs two laps of one job at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.protocol import Desired, ExitCause, ObservedState, ProtocolError, RankId, RankSpec, rank_parts
@@ -41,6 +41,7 @@ class Start:
     spec: RankSpec
     spec_sha256: str | None = None
     lease_s: int | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ def _run(want: Desired, held: Held | None, fence: Tombstone, newest: Mapping[int
         return []  # the older lap is being stopped; its end brings us here again
     if want.spec is None:
         return [Warn(want.rank, "RUN came without a spec; nothing can be started.")]
-    return [Start(want.rank, want.epoch, want.spec, want.spec_sha256, want.lease_s)]
+    return [Start(want.rank, want.epoch, want.spec, want.spec_sha256, want.lease_s, want.secrets or {})]
 
 
 def _stop(want: Desired, held: Held | None, fence: Tombstone) -> list[Action]:

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-from agent import cgroups, launch, procs, rankdir
+from agent import cgroups, launch, procs, rankdir, secretdir
 from agent.stopping import Checkpoint, Stop, stop_order
 
 TYPE_CHECKING = False
@@ -111,6 +111,7 @@ class Shim:
         if self.claim is None:
             return False  # another shim has it
         if stop_order(".") is not None:
+            secretdir.remove(self.order.get("secrets"))
             rankdir.exit_write(".", cause="never_started", code=None, signal=None, detail="The stop came before the start.")
             self.notify("exited")
             return False
@@ -119,6 +120,7 @@ class Shim:
         except launch.LaunchFailed as failure:
             self.group.kill()
             self.group.remove()
+            secretdir.remove(self.order.get("secrets"))
             rankdir.file_write(".", rankdir.LAUNCH, {"kind": failure.kind, "text": failure.text}, durable=True)
             self.notify("failed")
             return False
@@ -134,6 +136,10 @@ class Shim:
         except OSError as error:
             raise launch.LaunchFailed("cgroup", f"The process group could not be made: {error}") from error
         try:
+            variables = secretdir.variables_take(self.order)
+        except (OSError, ValueError) as error:
+            raise launch.LaunchFailed("internal", f"The secrets of this rank are not there: {type(error).__name__}") from None
+        try:
             output = os.open(rankdir.OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.mkdir(rankdir.ARTIFACTS, 0o700)
             if account is not None:
@@ -142,8 +148,12 @@ class Shim:
                 os.chown(rankdir.ARTIFACTS, account.pw_uid, account.pw_gid)
                 os.chmod(".", 0o711)  # noqa: S103 - to pass through, not to read
                 os.chmod("..", 0o711)  # noqa: S103
+                secretdir.hand_over(self.order, account)
             oom_score = launch.oom_score_lower()
-            child = launch.program_fork(order=self.order, group=self.group, account=account, output=output, oom_score=oom_score)
+            child = launch.program_fork(
+                order=self.order, group=self.group, account=account, output=output, oom_score=oom_score, variables=variables
+            )
+            del variables
             os.close(output)
         except OSError as error:
             raise launch.LaunchFailed("internal", f"The program could not be forked: {error}") from error
@@ -281,6 +291,7 @@ class Shim:
     def _finish(self) -> None:
         ran_s = round(procs.boottime() - self.began_at, 3)
         left = self._clear_away()
+        secretdir.remove(self.order.get("secrets"))
         if self.adopted:
             self._code_learn()
         cause, detail = self._cause()

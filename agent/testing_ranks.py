@@ -68,7 +68,9 @@ class FakeProcesses:
     def warm(self) -> None:
         pass
 
-    def start(self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None) -> None:
+    def start(
+        self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None, secrets: Mapping[str, str] | None = None
+    ) -> None:
         self.rank_dir(rank).mkdir(parents=True, exist_ok=True)
         (self.rank_dir(rank) / "artifacts").mkdir(exist_ok=True)
         self.starts.append(rank)

@@ -37,6 +37,9 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("events",): ("jobs", "job_events", _("What happened to a job, in order.")),
     ("artifacts", "list"): ("jobs", "artifact_list", _("The files that a job left.")),
     ("artifacts", "get"): ("jobs", "artifact_get", _("Fetch one of them.")),
+    ("secrets", "list"): ("secrets", "secret_list", _("The secrets that your jobs may use.")),
+    ("secrets", "set"): ("secrets", "secret_set", _("Set a secret; its value comes from standard input or a file.")),
+    ("secrets", "delete"): ("secrets", "secret_delete", _("Delete a secret.")),
     ("node", "list"): ("pool", "node_list", _("The machines.")),
     ("node", "show"): ("pool", "node_show", _("All about one machine.")),
     ("node", "add"): ("pool", "node_add", _("Make a token with which a machine may join (staff).")),
@@ -55,6 +58,7 @@ GROUPS = {
     "node": _("The machines of the pool."),
     "gpu": _("The cards of the pool."),
     "incidents": _("Faults of cards."),
+    "secrets": _("Passwords and tokens for jobs."),
 }
 
 

@@ -30,6 +30,7 @@ from client import follow, shapes
 from client.errors import NebulaError, Unreachable
 from client.i18n import _, http_language
 from client.retry import AWAY, RetryPolicy, retry_after_s
+from client.sdk_secrets import SecretCalls
 from client.transport import ConnectionFailed, HttpxTransport, Stream, Transport, endpoint_parse
 
 API = "/api/v1"
@@ -38,7 +39,7 @@ PAGE_SIZE = 200
 OnRetry = Callable[[float, str], None]
 
 
-class NebulaClient:
+class NebulaClient(SecretCalls):
     """One control plane, one token. Safe for several threads with the default transport (httpx)."""
 
     def __init__(
@@ -113,9 +114,9 @@ class NebulaClient:
         """Submit a job; exactly one of ``argv`` and ``command`` (split into words, never run by a shell).
 
         ``fields``: name, gpu_count (for the whole job), gpu_mem ("24G") or gpu_mem_mib (a card; none = whole cards), nodes,
-        workdir, env, time ("01:00:00", "90m", seconds) or time_limit_s, project, checkpoint, requeue, on_node_loss
-        ("hold", "requeue"), grace_s, priority, hold, exclusive, queue, qos, cpus (8, "0.5") and host_mem ("64G") on each node, constraints
-        {arch, model ("A100|H100"), vendor, cuda_min, driver_min, labels {name: value}}. Absent or None = the server's
+        workdir, env, secrets ["NAME", "NAME=VARIABLE"], time ("01:00:00", "90m", seconds) or time_limit_s, project, checkpoint,
+        requeue, on_node_loss ("hold", "requeue"), grace_s, priority, hold, exclusive, queue, qos, cpus (8, "0.5") and host_mem ("64G") on
+        each node, constraints {arch, model ("A100|H100"), vendor, cuda_min, driver_min, labels {name: value}}. None = the server's
         default. Raises NebulaError: bad_idempotency_key, never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
         """
         body = _body(argv, command, fields)
@@ -354,7 +355,7 @@ class NebulaClient:
         """One call with its retries; the body is serialised once, so that repeats are the same bytes."""
         sent = self._headers(is_anonymous=is_anonymous, extra=headers)
         content: bytes | None = None
-        if method in {"POST", "PATCH"}:
+        if method in {"POST", "PUT", "PATCH"}:
             content = json.dumps(body or {}, ensure_ascii=False).encode("utf-8", "surrogatepass")
             sent["Content-Type"] = "application/json"
         target = base + path + _query(params)

@@ -18,6 +18,14 @@ class Token(TypedDict):
     expires_at: str | None
 
 
+class Secret(TypedDict):
+    name: str
+    project: str | None
+    set_at: str
+    set_by: str | None
+    used_at: str | None
+
+
 class QuotaUse(TypedDict):
     gpu_hours: float | None
     used_gpu_hours: float
@@ -115,6 +123,7 @@ class Job(TypedDict):
     argv: list[str]
     workdir: str
     env: dict[str, str | None]
+    secrets: list[str]
     gpu_count: int
     gpu_mem_mib: int | None
     nodes: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -22,6 +23,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from agent.protocol import EnrolRequest, Orders, ProtocolError, SyncRequest, rank_parts
 from jobs import logs
+from jobs.job_secrets import masks_of, results_masked
 from jobs.lifecycle import RankState
 from jobs.models import Artifact, Rank
 from jobs.notify import jobs_changed, pass_nudge
@@ -34,6 +36,7 @@ from nodes.auth import node_authenticate
 from nodes.models import Node, NodeState
 from nodes.services import NodeSync, node_enrol, node_ready, node_sync
 from quotas.errors import DomainError
+from quotas.secrets import KeyMissing
 from quotas.throttles import client_address, throttle_allow
 
 log = logging.getLogger(__name__)
@@ -141,6 +144,8 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
 
 
 def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[NodeSync, Applied]:
+    if message.results:
+        message = dataclasses.replace(message, results=results_masked(node, message.results))
     seen = node_sync(node=node, sync=message, now=now, holders=card_holders)
     if not seen.accepted:
         return seen, Applied()
@@ -185,7 +190,14 @@ def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
     if isinstance(row, HttpResponse):
         return row
     try:
-        answer = logs.log_append(rank, offset=int(text), data=data)
+        masks = masks_of(row.spec)
+        answer = logs.log_append(rank, offset=int(text), data=data, masks=masks, is_end=request.GET.get("end") == "1")
+    except KeyMissing as error:
+        # Rather no output than one with a secret in it: the agent keeps it and asks again.
+        log.error("the output of rank %s can't be masked: %s", rank, error.__doc__)
+        message = "The key of the secrets is missing; output is taken again when it is back."
+        # 500: of this rank alone; a 503 would hold up the output of all others of the node.
+        return _refuse(500, "secrets_key", message, **{"Retry-After": "30"})
     except logs.WrongOffset as error:
         return JsonResponse({"code": "offset", "message": str(error), "fields": {}, "length": error.length}, status=409)
     live.publish(f"job.{row.attempt.job_id}", {"job": row.attempt.job_id, "log": answer.length, "rank": row.index})

@@ -21,6 +21,7 @@ from django.db.models import F
 from agent.protocol import rank_id, spec_sha256
 from jobs import snapshot
 from jobs.engines import agent as engine
+from jobs.job_secrets import secret_refs
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.model_caps import room_read
 from jobs.models import Attempt, Job, Rank, Slice
@@ -197,6 +198,7 @@ def _rows_insert(
             log_cap_mib=settings.LOG_CAP_MIB,
             grace_s=settings.STOP_GRACE_S,
             owner=getattr(job, "owner_email", ""),
+            secrets=secret_refs(job) if job.secrets else (),
         )
         for rank, spec in zip(placed.ranks, specs, strict=True):
             body = spec.to_json()

@@ -25,6 +25,7 @@ def body_of(job: Job, *, reader: User) -> dict[str, Any]:
         "host_mem": None if host is None else size_text(host),
         "workdir": job.workdir or None,
         "env": dict(job.env) if job.owner_id == reader.pk and job.env else None,
+        "secrets": list(job.secrets or ()) or None,
         "time": None if job.time_limit_s is None else clock_of(job.time_limit_s),
         "project": None if job.project.personal_of_id == job.owner_id else job.project.name,
         "checkpoint": job.checkpoint or None,

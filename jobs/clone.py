@@ -59,6 +59,7 @@ def initial_from(job: Job, *, reader: User) -> tuple[dict[str, Any], list[str]]:
         "time": "" if job.time_limit_s is None else clock_of(job.time_limit_s),
         "checkpoint": job.checkpoint,
         "env": "\n".join(env),
+        "secrets": " ".join(job.secrets or ()),
         "requeue": job.requeue,
         "on_node_loss": job.on_node_loss,
         "grace_s": "" if job.grace_s is None else str(job.grace_s),

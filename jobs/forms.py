@@ -62,6 +62,7 @@ class JobForm(forms.Form):
     time = forms.CharField(required=False)
     checkpoint = forms.CharField(required=False)
     env = forms.CharField(required=False, strip=False)
+    secrets = forms.CharField(required=False)
     requeue = forms.BooleanField(required=False)
     on_node_loss = forms.CharField(required=False)
     grace_s = forms.CharField(required=False)
@@ -191,6 +192,8 @@ def _body(typed: Mapping[str, Any]) -> dict[str, Any]:
         body["time"] = typed["time"]
     if typed["env"]:
         body["env"] = typed["env"]
+    if names := str(typed["secrets"]).split():
+        body["secrets"] = names
     if constraints := {key: typed[key] for key in KIND if typed[key]}:
         body["constraints"] = constraints
     body["requeue"] = bool(typed["requeue"])

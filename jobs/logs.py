@@ -12,6 +12,7 @@ from pathlib import Path
 from django.conf import settings
 
 from agent.protocol import LogAnswer, RankId, rank_parts
+from quotas.masking import Masks
 
 
 class WrongOffset(Exception):
@@ -49,8 +50,11 @@ def _is_closed(path: Path) -> bool:
     return path.with_suffix(".closed").exists()
 
 
-def log_append(rank: RankId, *, offset: int, data: bytes) -> LogAnswer:
+def log_append(rank: RankId, *, offset: int, data: bytes, masks: Masks | None = None, is_end: bool = False) -> LogAnswer:
     """Appends if ``offset`` is the present length; raises WrongOffset otherwise. Holds the file's lock meanwhile.
+
+    ``masks``: values that must not get into the log. An end of ``data`` that may be the begin of one is not taken; the answer's length
+    says so, and it comes again with what follows. With ``is_end`` nothing follows.
 
     Past the cap (NEBULA_LOG_CAP_MIB) one notice is written and the rest stays on the node.
     """
@@ -67,6 +71,8 @@ def log_append(rank: RankId, *, offset: int, data: bytes) -> LogAnswer:
             return LogAnswer(length=length, capped=True)
         if offset != length:
             raise WrongOffset(length)
+        if masks is not None:
+            data = masks.take(data, is_last=is_end)
         cap = settings.LOG_CAP_MIB * 1024 * 1024
         if length + len(data) > cap:
             data = data[: max(0, cap - length)]

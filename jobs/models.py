@@ -34,6 +34,7 @@ class Job(models.Model):
     # what to run
     argv = models.JSONField(_("command"))
     env = models.JSONField(_("environment"), default=dict, blank=True)
+    secrets = models.JSONField(_("secrets"), null=True, blank=True)  # ["NAME", "NAME=VARIABLE"]; null = none
     workdir = models.CharField(_("working folder"), max_length=4096, blank=True)
     checkpoint = models.CharField(_("checkpoint path"), max_length=4096, blank=True)
     # what it needs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_INT: Final = 2**31 - 1  # what an integer column of every database holds
@@ -213,6 +214,41 @@ def env_check(env: dict[str, str]) -> None:
         total += size + len(name) + 2
     if total > MAX_ENV_BYTES:
         raise Unreadable("env_large", size=total, limit=MAX_ENV_BYTES)
+
+
+MAX_SECRETS: Final = 50
+_SECRET: Final = re.compile(r"(project/)?([A-Za-z][A-Za-z0-9_-]{0,63})(?:=([A-Za-z_][A-Za-z0-9_]{0,254}))?")
+
+
+def secret_split(text: str) -> tuple[str, str | None, bool]:
+    """``"token"`` → ("token", None, False), a file; ``"token=HF_TOKEN"`` → ("token", "HF_TOKEN", False), a variable;
+    ``"project/token"`` → ("token", None, True), the project's alone.
+
+    Raises Unreadable: ``secret_unreadable``.
+    """
+    found = _SECRET.fullmatch(text)
+    if found is None:
+        raise Unreadable("secret_unreadable", value=shorten(text))
+    return found[2], found[3], found[1] is not None
+
+
+def secrets_check(texts: list[str], env: Mapping[str, str]) -> list[str]:
+    """In the order of their names, each once.
+
+    Raises Unreadable: ``secret_unreadable``, ``secrets_many``, ``env_reserved``, ``secret_twice`` (two values for one variable or file).
+    """
+    if len(texts) > MAX_SECRETS:
+        raise Unreadable("secrets_many", count=len(texts), limit=MAX_SECRETS)
+    places: set[str] = set()
+    for text in sorted(set(texts)):
+        name, variable, _of_project = secret_split(text)
+        place = name if variable is None else f"${variable}"
+        if variable is not None and (variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIX)):
+            raise Unreadable("env_reserved", name=shorten(variable))
+        if place in places or variable in env:
+            raise Unreadable("secret_twice", place=shorten(place))
+        places.add(place)
+    return sorted(set(texts))
 
 
 def name_check(name: str) -> str:

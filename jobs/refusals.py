@@ -59,6 +59,12 @@ ERRORS: dict[str, Sentence] = {
     "env_nul": _template(gettext_lazy("The value of %(name)s has a NUL character, which no program can be given.")),
     "env_value_large": _template(gettext_lazy("The value of %(name)s has %(size)d bytes; the most is %(limit)d.")),
     "env_large": _template(gettext_lazy("The environment has %(size)d bytes; the most is %(limit)d.")),
+    "secret_unreadable": _template(gettext_lazy("%(value)s names no secret; write NAME for a file, or NAME=VARIABLE for a variable.")),
+    "secrets_many": _template(gettext_lazy("There are %(count)d secrets; the most is %(limit)d.")),
+    "secret_twice": _template(gettext_lazy("%(place)s would have two values; leave one of them out.")),
+    "secret_missing": _template(
+        gettext_lazy("There is no secret %(name)s, neither yours nor of the project %(project)s. Set it: nebula-ctl secrets set %(name)s")
+    ),
     "name_length": _template(gettext_lazy("The name has %(length)d characters; it must have 1 to %(limit)d.")),
     "name_control": lambda p: _("The name has control characters, such as a line break; leave them out."),
     "path_long": _template(gettext_lazy("The path is longer than %(limit)d bytes.")),

@@ -25,6 +25,7 @@ class JobRequest:
     project: Project
     workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Sequence[str] = ()  # NAME = a file, NAME=VARIABLE
     gpu_count: int = 1
     gpu_mem_mib: int | None = None
     nodes: int = 1

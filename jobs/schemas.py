@@ -84,6 +84,7 @@ class JobSchema(serializers.Serializer[Any]):
     argv = serializers.ListField(child=serializers.CharField())
     workdir = serializers.CharField()
     env = serializers.DictField(child=serializers.CharField(allow_null=True), help_text="Values are null for anybody but the owner.")
+    secrets = serializers.ListField(child=serializers.CharField(), help_text="Names: NAME = a file, NAME=VARIABLE = a variable.")
     gpu_count = serializers.IntegerField()
     gpu_mem_mib = serializers.IntegerField(allow_null=True, help_text="null = whole GPUs.")
     nodes = serializers.IntegerField()

@@ -18,6 +18,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from jobs import needs, parsing, refusals, wording
+from jobs.job_secrets import refs_find
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
 from jobs.outlooks import Told, iso, reason_dated
@@ -133,6 +134,11 @@ class SubmitRequest(InputSerializer):
     host_mem_mib = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
     workdir = StrictChar(required=False, allow_blank=True, default="", max_length=4096, help_text="Absolute path on the node.")
     env = serializers.DictField(child=StrictChar(allow_blank=True), required=False, help_text="Added to the job's environment.")
+    secrets = serializers.ListField(
+        child=StrictChar(),
+        required=False,
+        help_text="NAME is given as the file $NEBULA_SECRETS/NAME, NAME=VARIABLE as a variable; project/NAME is the project's alone.",
+    )
     time = StringOrInteger(parsing.time_s, required=False, allow_null=True, help_text="h:mm:ss, d-hh:mm:ss, 90m, 2h, or seconds.")
     time_limit_s = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
     project = StrictChar(required=False, allow_null=True, max_length=60, help_text="By name; default: your own.")
@@ -189,6 +195,11 @@ class SubmitRequest(InputSerializer):
         for one, other in (("cpus", "cpu_milli"), ("host_mem", "host_mem_mib")):
             if attrs.get(one) is not None and attrs.get(other) is not None:
                 raise _refuse(one, "given_twice", one=one, other=other)
+        if attrs.get("secrets"):
+            try:
+                attrs["secrets"] = parsing.secrets_check(attrs["secrets"], attrs.get("env") or {})
+            except parsing.Unreadable as error:
+                raise _refuse("secrets", error.code, **error.params) from error
         if attrs["gpu_count"] == 0 and _either(attrs, "gpu_mem", "gpu_mem_mib") is not None:
             raise _refuse("gpu_mem", "cpu_memory")
         if attrs["gpu_count"] == 0 and attrs["exclusive"]:
@@ -200,7 +211,7 @@ class SubmitRequest(InputSerializer):
         return attrs
 
     def job_request(self, user: User) -> JobRequest:
-        """Call after ``is_valid``. One query for the project. Raises ValidationError (project, priority, queue, qos)."""
+        """Call after ``is_valid``. A query for the project, one for secrets. Raises ValidationError (project, priority, queue, qos)."""
         data: dict[str, Any] = self.validated_data
         if data["priority"] > 0 and not user.is_staff:
             raise _refuse("priority", "priority_staff")
@@ -219,12 +230,20 @@ class SubmitRequest(InputSerializer):
                 raise _refuse("project", "project_not_found", project=parsing.shorten(data.get("project") or ""))
         else:
             project = project_personal(user)
+        secrets = list(data.get("secrets") or ())
+        if secrets:
+            if user.confined_to is not None:  # a project's token gets at nobody's own
+                secrets = [text if text.startswith("project/") else f"project/{text}" for text in secrets]
+            missing = [ref.name for ref in refs_find(secrets, owner=user.pk, project=project.pk) if not ref.id]
+            if missing:
+                raise _refuse("secrets", "secret_missing", name=missing[0], project=project.name)
         return JobRequest(
             name=data.get("name") or parsing.name_from_argv(argv),
             argv=tuple(argv),
             project=project,
             workdir=data["workdir"],
             env=data.get("env") or {},
+            secrets=tuple(secrets),
             gpu_count=data["gpu_count"],
             gpu_mem_mib=_either(data, "gpu_mem", "gpu_mem_mib"),
             nodes=data["nodes"],
@@ -344,6 +363,7 @@ def job_json(
         "argv": job.argv,
         "workdir": job.workdir,
         "env": env,
+        "secrets": job.secrets or [],
         "gpu_count": job.gpu_count,
         "gpu_mem_mib": job.gpu_mem_mib,
         "nodes": job.nodes,

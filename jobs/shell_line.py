@@ -32,6 +32,7 @@ def command_line(body: Mapping[str, Any]) -> str:
             words += [f"--{field.removesuffix('_min')}", str(value)]
     for name, value in (body.get("env") or {}).items():
         words += ["--env", name if env_is_secret(name, value) else f"{name}={value}"]
+    words += [word for text in body.get("secrets") or () for word in ("--secret", text)]
     if body.get("requeue") is False:
         words.append("--no-requeue")
     words += [f"--{field}" for field in ("exclusive", "hold") if body.get(field)]

@@ -52,10 +52,10 @@ MODELS_MOST = 40
 LABELS_MOST = 12
 #: What is folded away under "More"; it is open where one of these has an error, or OPEN_FOR a value.
 _NEEDS = ("arch", "vendor", "cuda_min", "driver_min", "labels", "cpus", "host_mem", "exclusive")
-MORE_FIELDS = (*_NEEDS, "env", "on_node_loss", "grace_s", "queue", "qos", "priority", "hold")
+MORE_FIELDS = (*_NEEDS, "env", "secrets", "on_node_loss", "grace_s", "queue", "qos", "priority", "hold")
 #: Choices that can't be wrong: they have no place for a message.
 SILENT_FIELDS = ("kind", "mem_unit", "host_unit", "requeue", "hold")
-OPEN_FOR = (*_NEEDS, "env", "queue", "qos", "hold")
+OPEN_FOR = (*_NEEDS, "env", "secrets", "queue", "qos", "hold")
 #: Orders in which queues count.
 QUEUE_ORDERS = ("capacity", "drf")
 

@@ -89,6 +89,8 @@ GET          user    -             incidents/
 GET          user    -             incidents/<int:pk>/
 POST         staff   -             incidents/<int:pk>/write/
 GET          staff   -             audit/
+GET,POST     user    own           secrets/
+POST         user    own           secrets/<str:name>/delete/
 GET          user    -             quota/
 POST         user    own           quota/requests/new/
 GET,POST     user    quota.see     quota/requests/<int:id>/
@@ -154,6 +156,9 @@ PATCH        user    project.lead  manage  own    projects/<str:name>/members/<i
 DELETE       user    project.lead  manage  own    projects/<str:name>/members/<int:user>
 GET          user    project.lead  manage  own    projects/<str:name>/tokens
 DELETE       user    project.lead  manage  own    projects/<str:name>/tokens/<int:id>
+GET          user    own           read    any    secrets/
+PUT          user    own           manage  own    secrets/<str:name>
+DELETE       user    own           manage  own    secrets/<str:name>
 GET          staff   -             manage  own    audit/
 GET          staff   -             manage  own    audit/export
 GET          user    -             read    any    nodes/

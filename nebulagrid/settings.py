@@ -458,6 +458,7 @@ POLICY_WHOLE_ABOVE = env_float("POLICY_WHOLE_ABOVE", 0.5)  # D14
 POLICY_MIN_SLICE_MIB = env_int("POLICY_MIN_SLICE_MIB", 4096)
 POLICY_MAX_SLICES = env_int("POLICY_MAX_SLICES", 4)
 POLICY_FOREIGN_FLOOR_MIB = env_int("POLICY_FOREIGN_FLOOR_MIB", 512)  # D1
+SECRETS_KEY = env_list("SECRETS_KEY")  # the first seals, all of them open; empty = the file secrets-key in the data folder
 DEFAULT_GPU_HOURS = env_int("DEFAULT_GPU_HOURS", 2000)
 CURRENCY = env("CURRENCY", "USD")
 

@@ -37,6 +37,7 @@ urlpatterns = [
     path("cells/heat/", overview.pool_heat, name="pool-heat"),
     path("jobs/", include("jobs.page_urls")),
     path("audit/", include("quotas.audit_urls")),
+    path("secrets/", include("quotas.secrets_urls")),
     path("incidents/", include("nodes.incident_urls")),
     path("quota/", include("jobs.quota_urls")),
     path("usage/", include("jobs.usage_urls")),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import IO
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
@@ -23,10 +23,10 @@ async def in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 def file_answer(request: HttpRequest, parts: Iterable[bytes], *, name: str, content_type: str) -> StreamingHttpResponse:
     """``parts`` as a download. They are written into a file without a name first: the database is asked in this request, not by
     threads that come and go while somebody reads slowly. ``name``: ours, plain ASCII."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _Chunks
-    length = sum(file.write(part) for part in parts)
-    file.seek(0)
-    chunks = _Chunks(file)
+    with tempfile.TemporaryFile() as file:
+        length = sum(file.write(part) for part in parts)
+        file.flush()
+        chunks = _Chunks(os.dup(file.fileno()))
     answer = StreamingHttpResponse(in_threads(chunks) if isinstance(request, ASGIRequest) else chunks, content_type=content_type)
     answer._resource_closers.append(chunks.close)  # type: ignore[attr-defined]
     answer["Content-Length"] = str(length)
@@ -35,22 +35,25 @@ def file_answer(request: HttpRequest, parts: Iterable[bytes], *, name: str, cont
 
 
 class _Chunks:
-    """The file's pieces. It is closed after the last one, or with this object: an answer may never be read."""
+    """A file's pieces from its beginning. It is closed after the last one, or with this object: an answer may never be read."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._at = descriptor, 0
 
     def __iter__(self) -> _Chunks:
         return self
 
     def __next__(self) -> bytes:
-        data = b"" if self._file.closed else self._file.read(CHUNK)
+        data = os.pread(self._descriptor, CHUNK, self._at) if self._descriptor >= 0 else b""
+        self._at += len(data)
         if not data:
             self.close()
             raise StopIteration
         return data
 
     def close(self) -> None:
-        self._file.close()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     __del__ = close

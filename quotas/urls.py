@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from quotas import api, audit_api, projects_api, request_api, statement_api
+from quotas import api, audit_api, projects_api, request_api, secrets_api, statement_api
 
 urlpatterns = [
     path("token", api.TokenView.as_view(), name="api-token"),
@@ -18,6 +18,8 @@ urlpatterns = [
     path("projects/<str:name>/members/<int:user>", projects_api.MemberDetailView.as_view(), name="api-project-member"),
     path("projects/<str:name>/tokens", projects_api.ProjectTokensView.as_view(), name="api-project-tokens"),
     path("projects/<str:name>/tokens/<int:id>", projects_api.ProjectTokenView.as_view(), name="api-project-token"),
+    path("secrets/", secrets_api.SecretListView.as_view(), name="api-secrets"),
+    path("secrets/<str:name>", secrets_api.SecretDetailView.as_view(), name="api-secret"),
     path("audit/", audit_api.AuditListView.as_view(), name="api-audit"),
     path("audit/export", audit_api.AuditExportView.as_view(), name="api-audit-export"),
     path("quota", request_api.QuotaView.as_view(), name="api-quota"),

@@ -28,7 +28,10 @@ MODULES = [
             "templatetags/nebula",
         )
     ),
-    *(ROOT / "quotas" / f"{name}.py" for name in ("audit", "audit_api", "audit_read", "audit_views")),
+    *(
+        ROOT / "quotas" / f"{name}.py"
+        for name in ("audit", "audit_api", "audit_read", "audit_views", "secrets", "secrets_api", "secrets_views")
+    ),
     *(
         ROOT / "jobs" / f"{name}.py"
         for name in (

@@ -21,6 +21,7 @@ from nodes.services import command_create
 from quotas.grants import ALL_SCOPES
 from quotas.models import ApiToken, Membership, Project, QuotaRequest, User
 from quotas.requests import request_make
+from quotas.secrets import secret_set
 from quotas.tokens import jwt_create, token_create
 from tests.factories import attempt_make, node_header, node_make, project_make, user_make
 
@@ -48,6 +49,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "quota/requests/"): {"what": "gpu_hours", "amount": 5, "why": "a paper is due"},
     ("POST", "quota/requests/<int:id>/decide"): {"decision": "approve"},
     ("POST", "jobs/submit"): SUBMIT,
+    ("PUT", "secrets/<str:name>"): {"value": "a longish value"},
     ("POST", "jobs/estimate"): SUBMIT,
 }
 
@@ -93,7 +95,7 @@ class World:
         if "projects/" in route:
             route = route.replace("<int:id>", str(self.project_token.pk))
         ids = self.token.pk if "tokens/" in route else self.command.pk if is_node else self.incident.pk if is_incident else self.job.pk
-        name = "node-a" if is_node else self.project.name if "projects/" in route else "model.bin"
+        name = "node-a" if is_node else self.project.name if "projects/" in route else "hf" if "secrets/" in route else "model.bin"
         for mark, value in {
             "<int:id>": str(ids),
             "<int:pk>": str(ids),
@@ -155,6 +157,8 @@ def world_make(folder: Path) -> World:
         incident=incident_open(gpu=node.gpus.all()[1], code="xid", params={"xid": 79}, now=timezone.now()),
         request=request_make(by=people["owner"], what="gpu_hours", amount=100, why="a paper is due", now=timezone.now()),
     )
+    for person in people.values():
+        secret_set(by=person, name="hf", value="hunter2 and more")
     credentials_add(world)
     return world
 

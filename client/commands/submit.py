@@ -69,6 +69,12 @@ def submit(
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="K=V", help=_("A variable for the job; K alone copies yours. Repeatable."))
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret", metavar="NAME[=VARIABLE]", help=_("A secret: as the file $NEBULA_SECRETS/NAME, or as a variable. Repeatable.")
+        ),
+    ] = None,
     time: Annotated[str | None, typer.Option("--time", metavar="TIME", help=_("Time limit: 01:00:00, 90m, 2h or seconds."))] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help=_("Who pays (default: your own project)."))] = None,
     checkpoint: Annotated[
@@ -147,6 +153,7 @@ def submit(
         "host_mem": mem,
         "workdir": _workdir(workdir),
         "env": _env(env or []) or None,
+        "secrets": secret or None,
         "time": time,
         "project": project,
         "checkpoint": checkpoint,

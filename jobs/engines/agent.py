@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agent.protocol import GpuGrant, RankSpec
+from agent.protocol import GpuGrant, RankSpec, SecretRef
 from jobs.models import Job
 from jobs.scheduler.types import RankPlacement
 
@@ -30,6 +30,7 @@ def rank_specs(
     log_cap_mib: int,
     grace_s: int,
     owner: str,
+    secrets: tuple[SecretRef, ...] = (),
 ) -> list[RankSpec]:
     """One spec a rank, in rank order. The user's variables win over ours here; D12's are added by the agent and win over both."""
     total = sum(len(rank.grants) for rank in ranks)
@@ -66,6 +67,7 @@ def rank_specs(
                 grace_s=job.grace_s or grace_s,
                 checkpoint=job.checkpoint or None,
                 log_cap_mib=log_cap_mib,
+                secrets=secrets,
             )
         )
     return specs

@@ -18,6 +18,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, from_json, rank_parts
+from jobs.job_secrets import values_for
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
@@ -464,10 +465,11 @@ def _ended_settle(ended: Sequence[_Ended], gangs: dict[int, list[Rank]], *, now:
 
 
 def orders_build(ranks: Sequence[NodeRank]) -> list[Desired]:
-    """The complete desired list of one node. One query, if a spec is to be sent."""
+    """The complete desired list of one node. One query, if a spec is to be sent; two more, if one of them names secrets."""
     orders: list[Desired] = []
     missing = [rank.pk for rank in ranks if rank.needs_spec]
     specs: dict[int, Any] = dict(_specs(missing)) if missing else {}
+    secrets = values_for(specs)
     for rank in ranks:
         epoch = rank.epoch
         if rank.desired == Want.STOP and rank.observed not in RANK_FINAL:
@@ -489,6 +491,7 @@ def orders_build(ranks: Sequence[NodeRank]) -> list[Desired]:
                     spec=from_json(RankSpec, specs[rank.pk]) if rank.pk in specs else None,
                     spec_sha256=rank.spec_sha256,
                     lease_s=rank.lease_s,
+                    secrets=secrets.get(rank.pk) or None,
                 )
             )
     return orders

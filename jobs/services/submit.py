@@ -155,6 +155,7 @@ def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: dateti
         project=request.project,
         argv=list(request.argv),
         env=dict(request.env),
+        secrets=list(request.secrets) or None,
         constraints=dict(request.constraints),
         held=request.hold,
         held_by=owner if request.hold else None,

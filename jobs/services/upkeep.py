@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from jobs import logs
+from jobs.job_secrets import ids_in_use
 from jobs.lifecycle import RANK_FINAL, EndReason, Fence, JobState, RankState, Want
 from jobs.live_use import live_use_refresh
 from jobs.models import Attempt, IdempotencyKey, Job, Rank
@@ -34,6 +35,7 @@ from quotas.audit import audit, audit_chain
 from quotas.deliver import notices_prune
 from quotas.models import User
 from quotas.quota_notices import limits_tell
+from quotas.secrets import secrets_purge
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,20 @@ def upkeep_run(*, now: datetime) -> None:
     storage_meter(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
     audit_chain()
+    secrets_prune(now=now)
+
+
+_pruned_at = 0.0
+PRUNE_S = 600.0
+
+
+def secrets_prune(*, now: datetime) -> int:
+    """Every ten minutes a process: values of secrets that were replaced, and that nothing can print any more."""
+    global _pruned_at
+    if now.timestamp() - _pruned_at < PRUNE_S:
+        return 0
+    _pruned_at = now.timestamp()
+    return secrets_purge(used=ids_in_use(), now=now)
 
 
 def ranks_silence(*, now: datetime) -> int:

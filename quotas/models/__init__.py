@@ -7,6 +7,7 @@ from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
 from quotas.models.people import Membership, Project, User, UserManager
 from quotas.models.prices import PriceRow, StorageEntry
 from quotas.models.requests import QuotaRequest, QuotaRequestEvent
+from quotas.models.secrets import Secret
 from quotas.models.tokens import ApiToken
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Quota",
     "QuotaRequest",
     "QuotaRequestEvent",
+    "Secret",
     "StorageEntry",
     "User",
     "UserManager",

@@ -17,7 +17,7 @@ from django.utils import timezone
 from nebulagrid.archive import ArchiveError, ArchiveWriter, Manifest
 from nebulagrid.dbcopy import CopyError, migrations_applied, rows_dump, sqlite_copy
 
-SECRETS = ("secret-key", "admin-password")
+SECRETS = ("secret-key", "secrets-key", "admin-password")
 
 
 def version() -> str:

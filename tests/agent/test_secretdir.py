@@ -1,0 +1,127 @@
+"""Where secrets are while a rank lives, and that they are gone with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent import secretdir
+from agent.protocol import Desired, Orders, RankSpec, SecretRef
+from agent.reconcile import Start, diff
+from tests.agent.rank_lab import Lab
+
+VALUE = "canary-7Zq9kX"
+REFS = (SecretRef(name="token", id=1), SecretRef(name="token", env="TOKEN", id=1))
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> str:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    return str(folder)
+
+
+def start(lab: Lab, *argv: str, rank: str = "1.1.0") -> str:
+    spec = RankSpec(job=1, index=0, argv=argv, secrets=REFS)
+    lab.ranks.start(rank, spec, {"PATH": os.environ["PATH"]}, secrets={"token": VALUE})
+    return rank
+
+
+def files_with(folder: Path | str) -> list[str]:
+    return [p.name for p in Path(folder).rglob("*") if p.is_file() and not p.is_symlink() and VALUE.encode() in p.read_bytes()]
+
+
+def test_a_rank_has_them_as_file_and_variable_and_nothing_else_of_it_holds_them(new_lab: Callable[..., Lab], memory: str) -> None:
+    lab = new_lab(secrets_in=memory)
+    rank = start(lab, "sh", "-c", 'test "$(cat $NEBULA_SECRETS/token)" = "$TOKEN" && ls -A $NEBULA_SECRETS && echo ready; exec sleep 60')
+    lab.said(rank, "token\nready")
+    (folder,) = Path(memory).iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
+    assert files_with(memory) == ["token"]
+    assert files_with(lab.data) == []
+    lab.ranks.kill(rank)
+    lab.end(rank)
+    assert list(Path(memory).iterdir()) == []
+
+
+def test_without_memory_they_are_in_the_ranks_directory_and_gone_with_its_end(new_lab: Callable[..., Lab]) -> None:
+    lab = new_lab(secrets_in=None)
+    rank = start(lab, "sh", "-c", "cat $NEBULA_SECRETS/token >/dev/null && echo read; sleep 0.2")
+    assert (lab.data / "ranks" / rank / rankdir_name(lab, rank)).is_dir()
+    lab.said(rank, "read")
+    lab.end(rank)
+    assert files_with(lab.data) == []
+
+
+def rankdir_name(lab: Lab, rank: str) -> str:
+    return Path(json.loads(lab.text(rank, "spec.json"))["secrets"]).name
+
+
+def test_a_program_that_can_not_be_started_leaves_none(new_lab: Callable[..., Lab], memory: str) -> None:
+    lab = new_lab(secrets_in=memory)
+    rank = start(lab, "/no/such/program")
+    state = lab.end(rank)
+    assert state.state == "LAUNCH_FAILED"
+    assert VALUE not in repr(state)
+    assert list(Path(memory).iterdir()) == []
+    assert files_with(lab.data) == []
+
+
+def test_a_new_agent_keeps_those_of_living_ranks_and_removes_what_others_left(new_lab: Callable[..., Lab], memory: str) -> None:
+    lab = new_lab(secrets_in=memory)
+    prefix = secretdir.prefix_of(lab.agent_id)
+    rank = start(lab, "sh", "-c", "echo ready; exec sleep 60")
+    lab.said(rank, "ready")
+    dead = secretdir.write(memory, prefix, "9.9.9", REFS, {"token": VALUE})
+    other = secretdir.write(memory, secretdir.prefix_of("another"), "1.1.0", REFS, {"token": VALUE})
+    lab.wait(rank, "RUNNING")
+    mine = json.loads(lab.text(rank, "spec.json"))["secrets"]
+    assert secretdir.sweep(memory, prefix, [rank]) == 1
+    assert [Path(path).exists() for path in (dead, other, mine)] == [False, True, True]
+    lab.ranks.kill(rank)
+    lab.end(rank)
+
+
+def test_values_are_in_no_text_that_is_made_of_an_order() -> None:
+    spec = RankSpec(job=1, index=0, argv=("true",), secrets=REFS)
+    want = Desired(rank="1.1.0", epoch=1, want="RUN", spec=spec, secrets={"token": VALUE})
+    orders = Orders.from_json(json.loads(json.dumps(Orders(server_time=0.0, ack_seq=1, desired=(want,)).to_json())))
+    (action,) = diff({"1.1.0": orders.desired[0]}, {})
+    assert isinstance(action, Start)
+    assert dict(action.secrets) == {"token": VALUE}
+    assert VALUE not in repr(orders) + repr(action) + json.dumps(spec.to_json())
+
+
+@pytest.mark.parametrize("name", ["", ".env", "../x", "a/b", "n" * 65])
+def test_a_name_that_could_leave_the_folder_is_refused_and_nothing_stays(name: str, memory: str) -> None:
+    with pytest.raises(ValueError, match="no name of a secret"):
+        secretdir.write(memory, "x-", "1.1.0", [SecretRef(name=name)], {name: VALUE})
+    assert list(Path(memory).iterdir()) == []
+
+
+def test_removing_follows_no_link(memory: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    folder = Path(secretdir.write(memory, "x-", "1.1.0", REFS, {"token": VALUE}))
+    (folder / "link").symlink_to(kept)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "own").write_text("y")
+    secretdir.remove(str(folder))
+    assert not folder.exists()
+    (Path(memory) / "link").symlink_to(kept)
+    secretdir.remove(f"{memory}/link")
+    assert (kept / "file").exists()
+
+
+def test_what_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("/dev/sda1 /dev/shm ext4 rw 0 0\n")
+    assert secretdir.memory_folder(str(mounts)) is None
+    assert secretdir.memory_folder(str(tmp_path / "none")) is None
