@@ -153,6 +153,12 @@ SAYS: dict[str, Words] = {
         "计算模式为 {mode}：任务无法共享。",
         "nvidia-smi -c DEFAULT",
     ),
+    "wddm": (
+        "It is driven as a display (WDDM): the memory of programs is not told, and long kernels are interrupted.",
+        "Take displays off it; data-centre and workstation cards: nvidia-smi -dm 1 switches to TCC.",
+        "以显示模式（WDDM）驱动：无法得知各程序的显存，长时间的内核会被打断。",
+        "请勿在该卡上接显示器；数据中心卡与工作站卡可用 nvidia-smi -dm 1 切换到 TCC。",
+    ),
     "persistence_off": (
         "Persistence mode is off: each start initialises the driver anew.",
         "nvidia-smi -pm 1, or run nvidia-persistenced.",

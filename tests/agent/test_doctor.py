@@ -126,6 +126,8 @@ CASES: list[tuple[Facts, list[tuple[str, str]]]] = [
     (with_card(info=replace(CARD, total_mib=None)), [("warn", "memory_unknown")]),
     (with_card(info=replace(CARD, total_mib=None, unified=True, vendor="intel")), []),
     (with_card(health={"persistence": False}), [("warn", "persistence_off")]),
+    (with_card(health={"driver_model": "wddm"}), [("warn", "wddm")]),
+    (with_card(health={"driver_model": "tcc"}), []),
     (with_card(health={"pcie_width": 8}), [("warn", "pcie_narrow")]),
     (with_card(health={"bar1_mib": 256}), [("warn", "bar1_small")]),
     (with_card(health={"remap_failed": True}), [("fail", "remap_failed")]),
