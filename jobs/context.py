@@ -10,13 +10,19 @@ from django.utils.functional import SimpleLazyObject
 
 from jobs.lifecycle import FINAL
 from jobs.models import Job
+from quotas.notify import unread_count
 
 
 def shell(request: HttpRequest) -> dict[str, Any]:
     """``my_live_jobs``: how many jobs of the reader have not ended. One query, and only where a template asks.
-    ``has_mail``: whether a mail server is set up, so that a link by mail may be offered."""
+    ``unread_notices``: the number at the bell, asked in the same way. ``has_mail``: whether a mail server is set up, so that a link by
+    mail may be offered."""
     user = getattr(request, "user", None)
     has_mail = bool(settings.EMAIL_HOST)
     if user is None or not user.is_authenticated:
-        return {"my_live_jobs": 0, "has_mail": has_mail}
-    return {"has_mail": has_mail, "my_live_jobs": SimpleLazyObject(lambda: Job.objects.filter(owner=user).exclude(state__in=FINAL).count())}
+        return {"my_live_jobs": 0, "unread_notices": 0, "has_mail": has_mail}
+    return {
+        "has_mail": has_mail,
+        "my_live_jobs": SimpleLazyObject(lambda: Job.objects.filter(owner=user).exclude(state__in=FINAL).count()),
+        "unread_notices": SimpleLazyObject(lambda: unread_count(user)),
+    }

@@ -5,7 +5,7 @@
 ``object``  what of the address must be the caller's: ``job.see`` owner, members of its project, staff; ``job.output`` owner, staff;
             ``job.change`` owner, leads of its project, staff; ``project.see`` members, staff; ``project.lead`` leads, staff;
             ``quota.see`` a request for more of one's own, of projects that one leads, staff all; ``quota.decide`` one whose step is
-            the caller's to decide; ``own`` the view looks among the
+            the caller's to decide; ``alert.see`` an alert about one's own job, staff all; ``own`` the view looks among the
             caller's own alone; ``node.own`` the node's own rank. What one may not see does not exist: 404.
 ``scope``   what a token must be good for: read | submit | manage. A browser's session is good for all.
 ``token``   ``any`` = project tokens too, ``own`` = personal ones alone, ``no`` = a password or a session, never a token.
@@ -38,6 +38,7 @@ class Thing(StrEnum):
     PROJECT_LEAD = "project.lead"
     QUOTA_SEE = "quota.see"
     QUOTA_DECIDE = "quota.decide"
+    ALERT_SEE = "alert.see"
     NODE_OWN = "node.own"
 
 
@@ -88,6 +89,22 @@ POST         user    job.change    jobs/<int:id>/release/
 GET          user    -             incidents/
 GET          user    -             incidents/<int:pk>/
 POST         staff   -             incidents/<int:pk>/write/
+GET          user    -             alerts/
+GET          user    alert.see     alerts/<int:id>/
+POST         staff   -             alerts/<int:id>/acknowledge/
+POST         staff   -             alerts/<int:id>/reopen/
+GET,POST     staff   -             alerts/mutes/
+POST         staff   -             alerts/mutes/<int:id>/lift/
+GET          user    own           notices/
+GET          user    own           notices/bell/
+POST         user    own           notices/read/
+GET          user    own           notices/<int:id>/
+GET,POST     user    own           notices/channels/
+GET,POST     user    own           notices/channels/new/
+GET,POST     user    own           notices/channels/<int:id>/
+POST         user    own           notices/channels/<int:id>/delete/
+POST         user    own           notices/channels/<int:id>/test/
+POST         user    own           notices/channels/email/test/
 GET          staff   -             audit/
 GET,POST     user    own           secrets/
 POST         user    own           secrets/<str:name>/delete/
@@ -180,6 +197,23 @@ GET          user    -             read    any    incidents/
 GET          user    -             read    any    incidents/<int:id>
 POST         staff   -             manage  own    incidents/<int:id>/notes
 POST         staff   -             manage  own    incidents/<int:id>/close
+GET          user    -             read    own    alerts/
+GET          user    -             read    own    alerts/rules
+GET          user    alert.see     read    own    alerts/<int:id>
+POST         staff   -             manage  own    alerts/<int:id>/acknowledge
+POST         staff   -             manage  own    alerts/<int:id>/reopen
+GET          staff   -             read    own    alerts/mutes/
+POST         staff   -             manage  own    alerts/mutes/
+POST         staff   -             manage  own    alerts/mutes/<int:id>/lift
+GET          user    own           read    own    notices/
+POST         user    own           manage  own    notices/read
+GET          user    own           read    own    notices/channels/
+POST         user    own           manage  own    notices/channels/
+PATCH        user    own           manage  own    notices/channels/email
+GET          user    own           read    own    notices/channels/<int:id>
+PATCH        user    own           manage  own    notices/channels/<int:id>
+DELETE       user    own           manage  own    notices/channels/<int:id>
+POST         user    own           manage  own    notices/channels/<int:id>/test
 GET          user    -             read    any    jobs/
 POST         user    -             submit  any    jobs/submit
 POST         user    -             read    any    jobs/estimate

@@ -22,6 +22,7 @@ from rest_framework.request import Request
 
 from jobs.selectors import jobs_changeable_by, jobs_visible_to, jobs_with_output_for
 from nebulagrid.access import CATCH_ALL, METHODS, Rule, Thing, Tokens, Who, rule_for, rules_of, sockets
+from nodes.alert_read import alerts_visible_to
 from quotas.grants import Grant
 from quotas.models import User
 from quotas.requests import may_decide, requests_visible_to
@@ -51,6 +52,8 @@ def thing_check(rule: Rule, user: Any, kwargs: dict[str, Any]) -> None:
         if found.is_open and not may_decide(found, user):
             raise PermissionDenied(_("This request is not yours to decide at this step."))
     if rule.thing == Thing.QUOTA_SEE and not requests_visible_to(user).filter(pk=kwargs["id"]).exists():
+        raise Http404
+    if rule.thing == Thing.ALERT_SEE and not alerts_visible_to(user).filter(pk=kwargs["id"]).exists():
         raise Http404
     if rule.thing in (Thing.PROJECT_SEE, Thing.PROJECT_LEAD):
         if not projects_visible_to(user).filter(name=kwargs["name"]).exists():

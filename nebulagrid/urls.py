@@ -38,6 +38,8 @@ urlpatterns = [
     path("jobs/", include("jobs.page_urls")),
     path("audit/", include("quotas.audit_urls")),
     path("secrets/", include("quotas.secrets_urls")),
+    path("alerts/", include("nodes.alert_urls")),
+    path("notices/", include("quotas.notice_urls")),
     path("incidents/", include("nodes.incident_urls")),
     path("quota/", include("jobs.quota_urls")),
     path("usage/", include("jobs.usage_urls")),

@@ -11,7 +11,10 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 
-from nodes import services
+from nodes import (
+    alert_admin,  # noqa: F401 - registers what it has
+    services,
+)
 from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, IncidentEntry, Node, XidPolicy
 
 

@@ -105,6 +105,11 @@ class Alert(models.Model):
     def __str__(self) -> str:
         return f"alert {self.pk}: {self.metric} of {self.subject}"
 
+    @property
+    def level_name(self) -> str:
+        """As the API and filters call it."""
+        return "critical" if self.level == Alert.Level.CRITICAL else "warning"
+
 
 class AlertJob(models.Model):
     """Whose job an alert is about: that person may see it. ``job`` is a number, not a foreign key: this room does not know jobs; NULL

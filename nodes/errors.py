@@ -59,5 +59,6 @@ class AlertRefused(DomainError):
         "alert_note": gettext_noop("A note may have {limit} characters; got {length}."),
         "mute_reason": gettext_noop("Say why nobody is to be told, in 1–{limit} characters; got {length}."),
         "mute_of_nothing": gettext_noop("Name what to mute: a rule, a node or a card."),
+        "mute_of_unknown": gettext_noop("There is nothing called {name}."),
         "mute_until_past": gettext_noop("The end of the mute must be in the future; {until} is past."),
     }

@@ -68,13 +68,32 @@ INCIDENT = {
     "REVIEW": Look("info", "pencil", pgettext_lazy("incident", "To be reviewed")),
     "CLOSED": Look("ok", "okc", pgettext_lazy("incident", "Closed")),
 }
+ALERT = {
+    "OPEN": Look("bad", "bell", pgettext_lazy("alert", "Open")),
+    "ACKNOWLEDGED": Look("info", "eye", pgettext_lazy("alert", "Acknowledged"), True),
+    "RESOLVED": Look("ok", "okc", pgettext_lazy("alert", "Resolved")),
+}
+LEVEL = {
+    "warning": Look("warn", "warn", pgettext_lazy("alert", "Warning")),
+    "critical": Look("bad", "octagon", pgettext_lazy("alert", "Critical")),
+}
 MARK = {
     "GHOST": Look("warn", "ghost", gettext_lazy("Ghost use")),
     "SIMULATED": Look("sim", "flask", gettext_lazy("Simulated"), True),
     "STALE": Look("warn", "clock", gettext_lazy("Stale"), True),
     "HOT": Look("warn", "flame", gettext_lazy("Hot")),
 }
-TABLES = {"job": JOB, "gpu": GPU, "node": NODE, "slice": SLICE, "command": COMMAND, "incident": INCIDENT, "mark": MARK}
+TABLES = {
+    "job": JOB,
+    "gpu": GPU,
+    "node": NODE,
+    "slice": SLICE,
+    "command": COMMAND,
+    "incident": INCIDENT,
+    "alert": ALERT,
+    "level": LEVEL,
+    "mark": MARK,
+}
 
 
 def look(kind: str, state: str) -> Look:

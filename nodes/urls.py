@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from nodes import api, health_api, samples_api
+from nodes import alert_api, api, health_api, samples_api
 
 urlpatterns = [
     path("nodes/", api.NodeListView.as_view(), name="api-nodes"),
@@ -25,4 +25,11 @@ urlpatterns = [
     path("gpus/<str:uuid>/samples", samples_api.GpuSamplesView.as_view(), name="api-gpu-samples"),
     path("pool/samples", samples_api.PoolSamplesView.as_view(), name="api-pool-samples"),
     path("gpus/", api.GpuListView.as_view(), name="api-gpus"),
+    path("alerts/", alert_api.AlertListView.as_view(), name="api-alerts"),
+    path("alerts/rules", alert_api.RuleListView.as_view(), name="api-alert-rules"),
+    path("alerts/mutes/", alert_api.MuteListView.as_view(), name="api-alert-mutes"),
+    path("alerts/mutes/<int:id>/lift", alert_api.MuteLiftView.as_view(), name="api-alert-mute-lift"),
+    path("alerts/<int:id>", alert_api.AlertDetailView.as_view(), name="api-alert-detail"),
+    path("alerts/<int:id>/acknowledge", alert_api.AlertAckView.as_view(), name="api-alert-acknowledge"),
+    path("alerts/<int:id>/reopen", alert_api.AlertReopenView.as_view(), name="api-alert-reopen"),
 ]

@@ -16,7 +16,10 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from quotas import services
+from quotas import (
+    notice_admin,  # noqa: F401 - registers what it has
+    services,
+)
 from quotas import tokens as tokens_of
 from quotas.audit import audit
 from quotas.caps import BadCaps, caps_parse, caps_text

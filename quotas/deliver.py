@@ -63,33 +63,41 @@ def deliveries_send(*, now: datetime | None = None, post: Post = webhook_post, c
                 # Its receiver did not answer a moment ago: the others wait without a try being counted.
                 NoticeDelivery.objects.filter(pk=delivery.pk, state=State.WAITING).update(next_at=at + timedelta(seconds=BACKOFF_S[0]))
                 continue
-            took = NoticeDelivery.objects.filter(pk=delivery.pk, state=State.WAITING, next_at=delivery.next_at).update(
-                next_at=(now or timezone.now()) + timedelta(seconds=LEASE_S), tries=F("tries") + 1
-            )
-            if not took:
-                continue
-            delivery.tries += 1
-            try:
-                _send(delivery, mail=mail, post=post, at=now or timezone.now())
-            except _Dropped as why:
-                _done(delivery, State.DROPPED, error=str(why), now=now)
-            except WebhookRefused as error:
-                with translation.override("en"):
-                    text = error.message
-                _failed(delivery, WebhookFailed(text, is_final=True), now=now)
-            except WebhookFailed as error:
-                _failed(delivery, error, now=now)
-                if not error.is_final:
-                    resting.add(way)
-            except Exception as error:  # a bug of ours in one message must not keep the others from being sent
-                log.exception("delivery %s", delivery.pk)
-                _failed(delivery, WebhookFailed(f"{type(error).__name__}", is_final=delivery.tries >= 3), now=now)
-            else:
-                sent += 1
-                _done(delivery, State.SENT, now=now)
+            state = delivery_try(delivery, mail=mail, post=post, now=now)
+            sent += state == State.SENT
+            if state == State.WAITING:
+                resting.add(way)
     finally:
         mail.close()
     return sent
+
+
+def delivery_try(delivery: NoticeDelivery, *, mail: _Mail | None = None, post: Post = webhook_post, now: datetime | None = None) -> str:
+    """One try, now; returns the state that the delivery is in then, or "" if somebody else has it. Loaded with notice, user and channel."""
+    took = NoticeDelivery.objects.filter(pk=delivery.pk, state=State.WAITING, next_at=delivery.next_at).update(
+        next_at=(now or timezone.now()) + timedelta(seconds=LEASE_S), tries=F("tries") + 1
+    )
+    if not took:
+        return ""
+    delivery.tries += 1
+    own_mail = mail or _Mail()
+    try:
+        _send(delivery, mail=own_mail, post=post, at=now or timezone.now())
+    except _Dropped as why:
+        return _done(delivery, State.DROPPED, error=str(why), now=now)
+    except WebhookRefused as error:
+        with translation.override("en"):
+            text = error.message
+        return _failed(delivery, WebhookFailed(text, is_final=True), now=now)
+    except WebhookFailed as error:
+        return _failed(delivery, error, now=now)
+    except Exception as error:  # a bug of ours in one message must not keep the others from being sent
+        log.exception("delivery %s", delivery.pk)
+        return _failed(delivery, WebhookFailed(type(error).__name__, is_final=delivery.tries >= 3), now=now)
+    finally:
+        if mail is None:
+            own_mail.close()
+    return _done(delivery, State.SENT, now=now)
 
 
 class _Dropped(Exception):
@@ -144,7 +152,7 @@ class _Mail:
     def send(self, user: User, message: Message, more: str) -> None:
         """Raises WebhookFailed."""
         with translation.override(message.language):
-            foot = gettext("You choose what is mailed to you at %(url)s") % {"url": f"{settings.BASE_URL}/notices/ways/"}
+            foot = gettext("You choose what is mailed to you at %(url)s") % {"url": f"{settings.BASE_URL}/notices/channels/"}
         parts = [message.text, more, message.url, f"--\n{foot}"]
         subject = " ".join(f"[NebulaGrid] {message.title}".split())[:180]
         mail = EmailMessage(
@@ -176,16 +184,19 @@ class _Mail:
                 log.debug("mail server: %s", error)
 
 
-def _done(delivery: NoticeDelivery, state: str, *, error: str = "", now: datetime | None) -> None:
+def _done(delivery: NoticeDelivery, state: str, *, error: str = "", now: datetime | None) -> str:
     at = now or timezone.now()
     NoticeDelivery.objects.filter(pk=delivery.pk).update(state=state, error=error, status=delivery.status, done_at=at)
     if delivery.channel_id is not None and state == State.SENT:
         NoticeChannel.objects.filter(pk=delivery.channel_id).update(sent_at=at, failures=0, last_error="")
+    delivery.state, delivery.error = state, error
+    return state
 
 
-def _failed(delivery: NoticeDelivery, error: WebhookFailed, *, now: datetime | None) -> None:
+def _failed(delivery: NoticeDelivery, error: WebhookFailed, *, now: datetime | None) -> str:
     at = now or timezone.now()
-    is_over = error.is_final or delivery.tries > len(BACKOFF_S)
+    # A person waits for the end of a test: it is not tried again.
+    is_over = error.is_final or delivery.tries > len(BACKOFF_S) or delivery.notice.kind == "test"
     wait = error.retry_after_s or 0
     if not is_over:
         wait = min(max(wait, BACKOFF_S[delivery.tries - 1]), BACKOFF_S[-1])
@@ -199,6 +210,8 @@ def _failed(delivery: NoticeDelivery, error: WebhookFailed, *, now: datetime | N
     log.warning("notice %s was not delivered (try %s): %s", delivery.notice_id, delivery.tries, error.text)
     if delivery.channel_id is not None:
         NoticeChannel.objects.filter(pk=delivery.channel_id).update(failures=F("failures") + 1, last_error=error.text)
+    delivery.state, delivery.error = (State.FAILED if is_over else State.WAITING), error.text
+    return delivery.state
 
 
 def notices_prune(*, now: datetime) -> int:

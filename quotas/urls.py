@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from quotas import api, audit_api, projects_api, request_api, secrets_api, statement_api
+from quotas import api, audit_api, notice_api, projects_api, request_api, secrets_api, statement_api
 
 urlpatterns = [
     path("token", api.TokenView.as_view(), name="api-token"),
@@ -29,4 +29,10 @@ urlpatterns = [
     path("quota/requests/<int:id>/withdraw", request_api.QuotaRequestWithdrawView.as_view(), name="api-quota-request-withdraw"),
     path("usage/statement", statement_api.StatementView.as_view(), name="api-statement"),
     path("usage/statement.csv", statement_api.StatementCsvView.as_view(), name="api-statement-csv"),
+    path("notices/", notice_api.NoticeListView.as_view(), name="api-notices"),
+    path("notices/read", notice_api.NoticeReadView.as_view(), name="api-notices-read"),
+    path("notices/channels/", notice_api.ChannelListView.as_view(), name="api-notice-channels"),
+    path("notices/channels/email", notice_api.EmailView.as_view(), name="api-notice-email"),
+    path("notices/channels/<int:id>", notice_api.ChannelDetailView.as_view(), name="api-notice-channel"),
+    path("notices/channels/<int:id>/test", notice_api.ChannelTestView.as_view(), name="api-notice-channel-test"),
 ]

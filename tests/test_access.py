@@ -142,6 +142,7 @@ SEES = {
     Thing.JOB_CHANGE: ("owner", "lead", "staff"),
     Thing.QUOTA_SEE: ("owner", "staff"),
     Thing.QUOTA_DECIDE: ("staff",),
+    Thing.ALERT_SEE: ("owner", "staff"),
     Thing.PROJECT_SEE: ("owner", "mate", "viewer", "lead", "staff"),
     Thing.PROJECT_LEAD: ("lead", "staff"),
 }

@@ -19,7 +19,16 @@ SOURCES = [
     *(ROOT / name for name in ("jobs/serializers.py", "nodes/wording.py", "nodes/errors.py", "nodes/serializers.py")),
     *(ROOT / name for name in ("quotas/api.py", "quotas/auth.py", "quotas/errors.py", "quotas/serializers.py")),
     *(ROOT / name for name in ("quotas/notify.py", "quotas/deliver.py", "quotas/webhooks.py")),
-    *(ROOT / name for name in ("nodes/alert_metrics.py", "nodes/alert_words.py")),
+    *(
+        ROOT / name
+        for name in (
+            "nodes/alert_metrics.py",
+            "nodes/alert_words.py",
+            "nodes/alert_views.py",
+            "quotas/channels.py",
+            "quotas/notice_views.py",
+        )
+    ),
     *(ROOT / name for name in ("nebulagrid/api.py", "nebulagrid/gate.py", "nebulagrid/wire.py")),
 ]
 

@@ -15,12 +15,14 @@ from django.utils import timezone
 from jobs import logs
 from jobs.agent_api import artifact_path
 from jobs.models import Artifact, Job, Rank
+from nodes.alerts import mute_create
 from nodes.incidents import incident_open
-from nodes.models import AgentCommand, Incident, Node
+from nodes.models import AgentCommand, Alert, AlertJob, AlertMute, Incident, Node
 from nodes.services import command_create
 from quotas.grants import ALL_SCOPES
-from quotas.models import ApiToken, Membership, Project, QuotaRequest, User
+from quotas.models import ApiToken, Membership, Notice, NoticeChannel, Project, QuotaRequest, User
 from quotas.requests import request_make
+from quotas.sealing import seal
 from quotas.secrets import secret_set
 from quotas.tokens import jwt_create, token_create
 from tests.factories import attempt_make, node_header, node_make, project_make, user_make
@@ -48,6 +50,12 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "incidents/<int:id>/close"): {"text": "a loose riser"},
     ("POST", "quota/requests/"): {"what": "gpu_hours", "amount": 5, "why": "a paper is due"},
     ("POST", "quota/requests/<int:id>/decide"): {"decision": "approve"},
+    ("POST", "alerts/<int:id>/acknowledge"): {"note": "on my way"},
+    ("POST", "alerts/mutes/"): {"node": "node-a", "reason": "a new fan"},
+    ("POST", "notices/read"): {},
+    ("POST", "notices/channels/"): {"url": "https://93.184.215.14/x", "events": ["fail"]},
+    ("PATCH", "notices/channels/email"): {"events": ["end"]},
+    ("PATCH", "notices/channels/<int:id>"): {"name": "mine"},
     ("POST", "jobs/submit"): SUBMIT,
     ("PUT", "secrets/<str:name>"): {"value": "a longish value"},
     ("POST", "jobs/estimate"): SUBMIT,
@@ -69,6 +77,10 @@ class World:
     command: AgentCommand
     incident: Incident
     request: QuotaRequest
+    alert: Alert
+    mute: AlertMute
+    notice: Notice
+    channel: NoticeChannel
     secrets: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -91,6 +103,14 @@ class World:
         """An address of the route (as the resolver spells it, without what is before it) that names the things of this world."""
         if "quota/requests/" in route:
             route = route.replace("<int:id>", str(self.request.pk))
+        for prefix, row in (
+            ("alerts/mutes/", self.mute),
+            ("alerts/", self.alert),
+            ("notices/channels/", self.channel),
+            ("notices/", self.notice),
+        ):
+            if prefix in route:
+                route = route.replace("<int:id>", str(row.pk))
         is_node, is_incident = "nodes/" in route or "gpu" in route, "incidents/" in route
         if "projects/" in route:
             route = route.replace("<int:id>", str(self.project_token.pk))
@@ -144,6 +164,10 @@ def world_make(folder: Path) -> World:
     path = artifact_path(rank.key, "model.bin")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x00\x01\x02\x03")
+    alert = Alert.objects.create(metric="temp_c", subject="gpu:1", node=node, gpu=node.gpus.first(), params={"place": "node-a gpu0"})
+    AlertJob.objects.create(alert=alert, user=people["owner"], job=attempt.job_id)
+    # No name to be resolved, and no public address: a test of it ends at once.
+    channel = NoticeChannel.objects.create(user=people["owner"], kind="webhook", host="127.0.0.1", url_sealed=seal("https://127.0.0.1/x"))
     world = World(
         people=people,
         project=project,
@@ -156,6 +180,10 @@ def world_make(folder: Path) -> World:
         command=command_create(node=node, verb="ping", by=people["staff"]),
         incident=incident_open(gpu=node.gpus.all()[1], code="xid", params={"xid": 79}, now=timezone.now()),
         request=request_make(by=people["owner"], what="gpu_hours", amount=100, why="a paper is due", now=timezone.now()),
+        alert=alert,
+        mute=mute_create(by=people["staff"], reason="a known job", node=node),
+        notice=Notice.objects.create(user=people["owner"], kind="test", params={"by": "staff@lab.example"}, path="/"),
+        channel=channel,
     )
     for person in people.values():
         secret_set(by=person, name="hf", value="hunter2 and more")

@@ -6,6 +6,7 @@
        {"topic":"job.42"}           → job:42            {"topic":"node.3"}         → node:3
        {"topic":"pool","jobs":5}    → pool:jobs         {"topic":"pool","node":3}  → pool:nodes
        {"topic":"pool","cells":…}   → pool:cells        {"topic":"user.1"}         → user:1
+       {"topic":"pool","alerts":2}  → pool:alerts
        {"topic":"pool","incident":7} → pool:incidents
        {"topic":"job.42","log":9}   → job:42:log        (output has arrived; the job itself is as it was)
        {"topic":"job.42","estimate":1} → job:42:estimate (so is it here: another estimate of its start)

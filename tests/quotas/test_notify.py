@@ -423,7 +423,7 @@ def test_a_mail_says_what_where_and_how_to_have_less() -> None:
     assert sent.bcc == []
     assert "It has 2 plates." in sent.body
     assert "/nodes/a/" in sent.body
-    assert "/notices/ways/" in sent.body
+    assert "/notices/channels/" in sent.body
     assert sent.extra_headers["Auto-Submitted"] == "auto-generated"
 
 
