@@ -181,6 +181,8 @@ EVENT_LOOKS = {
     "held": ("warn", "pause"),
     "released": ("", "play"),
     "node_silent": ("warn", "help"),
+    "slice_over": ("warn", "warn"),
+    "slice_over_stop": ("warn", "warn"),
 }
 
 

@@ -12,6 +12,7 @@ from django.utils import timezone
 from jobs import alert_figures
 from jobs.forecaster import forecast_wanted
 from jobs.services.faults import faults_apply
+from jobs.services.overuse import overuse_look
 from jobs.services.schedule import PassResult
 from jobs.services.schedule import schedule_pass as pass_do
 from jobs.services.upkeep import ranks_silence, upkeep_run
@@ -55,10 +56,11 @@ def upkeep() -> None:
 @shared_task(name="jobs.tasks.health")
 def health() -> None:
     """Every 5 s: self-tests and resets whose cards have become free, and jobs on cards that were taken out by hand or are
-    gone; every 30 s what the figures of the cards tell."""
+    gone; every 30 s what the figures of the cards tell, and who holds more of one than they asked for."""
     now = timezone.now()
     care_run(now=now)
     trends_tick(now=now.timestamp())
+    overuse_look(now=now.timestamp())
     if faults_apply(now=now):
         pass_do(wait_s=0.0)
 

@@ -436,6 +436,11 @@ ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
 FAULT_GRACE_S = env_int("FAULT_GRACE_S", 15)
 STOP_GRACE_S = env_int("STOP_GRACE_S", 30)
+SLICE_EXCEEDED = env("SLICE_EXCEEDED", "stop")  # D25
+if SLICE_EXCEEDED not in ("stop", "warn"):
+    raise ImproperlyConfigured(f"NEBULA_SLICE_EXCEEDED is {SLICE_EXCEEDED!r}; expected stop or warn.")
+SLICE_MARGIN_MIB = env_int("SLICE_MARGIN_MIB", 1024)
+SLICE_GRACE_S = env_int("SLICE_GRACE_S", 60)
 # The policy of the passes; jobs/policy.py makes it of these, `manage.py check` looks them over, docs/scheduling.md tells what each does.
 POLICY_ORDER = env("POLICY_ORDER", "fair")
 POLICY_STRATEGY = env("POLICY_STRATEGY", "default")

@@ -157,6 +157,14 @@ def _because(text: Any) -> Sentence:
     return how
 
 
+def _slice_over(text: Any) -> Sentence:
+    def how(p: Params) -> str:
+        card = f"{p['node']} gpu{p['gpu']}"
+        return str(text) % {"used": gib(p["used_mib"]), "asked": gib(p["asked_mib"]), "card": card, "grace": duration(p.get("grace_s"))}
+
+    return how
+
+
 EVENTS: dict[str, Sentence] = {
     "submitted": lambda p: _("Submitted."),
     "placed": _with(gettext_lazy("A place was found."), "nodes", gettext_lazy("On: %(nodes)s."), listed),
@@ -171,5 +179,9 @@ EVENTS: dict[str, Sentence] = {
     "failed": _because(gettext_lazy("Failed.")),
     "recovered": _with(gettext_lazy("Taken in from a node after a restore; the backup did not know it."), "node", _ON_NODE),
     "adopted": _with(gettext_lazy("A node runs it since after the backup."), "node", _ON_NODE),
+    "slice_over": _slice_over(gettext_lazy("Its programs hold %(used)s on %(card)s and asked for %(asked)s.")),
+    "slice_over_stop": _slice_over(
+        gettext_lazy("Its programs hold %(used)s on %(card)s and asked for %(asked)s. It is stopped unless that ends within %(grace)s.")
+    ),
     "node_silent": _with(gettext_lazy("Its node is silent; the program may still run."), "node", _ON_NODE),
 }

@@ -259,3 +259,19 @@ def test_a_node_that_only_reports_says_so_and_none_of_its_cards_counts_as_free(c
     assert "This node only reports." in body
     ((_gpu, use),) = pool_gpus()
     assert (use.use, use.takes_work) == ("maintenance", False)
+
+
+def test_one_lost_card_of_four_leaves_the_pages_whole(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = node_make("node01", cards=4)
+    unsaid = {**dict.fromkeys(telemetry._STATUS_FIELDS), "foreign_mib": 0, "throttle": [], "stale": False, "sampled_at": 1.0}
+    told = {gpu.uuid: {**unsaid, "temp_c": 41, "util_pct": 7, "used_mib": 100} for gpu in node.gpus.all()}
+    lost = node.gpus.get(index=1)
+    told[lost.uuid] = {**unsaid, "error": "lost"}
+    monkeypatch.setattr(telemetry, "nodes_statuses", lambda node_ids, *, now=None: {node.pk: told})
+    user = user_make()
+    body = page(client, user, "/nodes/node01/")
+    assert body.count("41&nbsp;°C") == 3
+    assert body.count('<tr data-i="') == 4
+    assert 'data-fig="t">n/a<' in body
+    for path in ("/", "/nodes/", "/nodes/node01/gpu1/", "/nodes/node01/gpu0/"):
+        page(client, user, path)

@@ -1,0 +1,150 @@
+"""What went wrong in systems like this one, by its number in the list of known failures, and the tests that it can't happen here.
+
+The list names hardware's: foreign use, figures that are not told, drivers that hang or don't fit, cards that move. This index can't rot:
+each test is looked up.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
+    11: (
+        "foreign processes are invisible, and jobs start into them",
+        {
+            "scheduler/test_fit.py": (
+                "test_foreign_use_counts_only_above_the_floor",
+                "test_a_foreign_process_of_12g_keeps_a_16g_job_off_and_is_named",
+            ),
+            "nodes/test_foreign.py": ("test_whoever_runs_it_is_told_politely_once_for_all_their_processes",),
+        },
+    ),
+    13: (
+        "use is counted wrongly, and a job is killed for it",
+        {
+            "jobs/test_overuse.py": (
+                "test_a_context_of_300_mib_and_what_a_driver_rounds_are_nobodys_business",
+                "test_what_stays_above_is_told_first_and_stopped_after_a_minute_and_its_neighbour_runs_on",
+            )
+        },
+    ),
+    21: (
+        "memory is in use and nobody has it",
+        {
+            "nodes/test_api.py": ("test_ghost_use_is_no_free_memory_and_no_idle_card",),
+            "nodes/test_foreign.py": ("test_each_card_remembers_a_process_once",),
+            "agent/test_runner_parts.py": ("test_foreign_use_stays_known_between_two_lists",),
+        },
+    ),
+    31: (
+        "boards with the host's memory",
+        {
+            "agent/test_nvml.py": ("test_memory_not_supported_is_the_hosts_on_known_boards_and_unknown_elsewhere",),
+            "nodes/test_inventory.py": ("test_memory_that_is_not_told_is_none_never_zero",),
+            "scheduler/test_fit.py": ("test_a_card_of_unknown_size_holds_nothing_and_does_not_count_as_zero",),
+        },
+    ),
+    33: ("the driver's own share counts as use", {"agent/test_nvml.py": ("test_an_idle_card_with_reserved_memory_is_idle",)}),
+    34: (
+        "a fan that is not there breaks all",
+        {
+            "agent/test_conformance.py": ("test_what_a_card_does_not_tell_is_none_and_never_0",),
+            "jobs/test_metrics.py": ("test_what_is_none_has_no_series_and_0_has_one",),
+        },
+    ),
+    35: (
+        "one unsupported metric kills the exporter",
+        {
+            "agent/test_nvml.py": ("test_one_failing_getter_stops_neither_its_card_nor_the_other",),
+            "agent/test_nvml_cards.py": ("test_a_getter_that_fails_takes_its_own_fields_and_no_others",),
+        },
+    ),
+    36: (
+        "WSL tells neither use nor processes",
+        {
+            "agent/test_nvml.py": ("test_a_system_that_lists_no_processes_says_none",),
+            "nodes/test_api.py": ("test_idle_is_said_only_of_a_card_that_is_known_to_be",),
+        },
+    ),
+    38: (
+        "one lost card makes the whole page fail",
+        {
+            "agent/test_nvml_cards.py": ("test_one_lost_of_eight_leaves_seven_whole",),
+            "nodes/test_pages.py": ("test_one_lost_card_of_four_leaves_the_pages_whole",),
+        },
+    ),
+    39: (
+        "a card falls off the bus and no XID is written",
+        {
+            "agent/test_kernel_log.py": ("test_a_card_that_fell_off_without_a_number_is_xid_79",),
+            "jobs/test_faults.py": ("test_a_card_that_has_fallen_off_the_bus_without_a_number_is_isolated",),
+        },
+    ),
+    41: (
+        "indexes shift when a card drops out",
+        {
+            "nodes/test_inventory.py": ("test_a_vanished_card_is_missing_and_the_others_keep_their_rows",),
+            "agent/test_nvml.py": ("test_a_card_that_vanishes_takes_no_other_cards_name",),
+        },
+    ),
+    43: (
+        "unhealthy for ever after something passing",
+        {"jobs/test_faults.py": ("test_a_79_once_and_a_passed_self_test_bring_the_card_back_and_its_job_never_notices",)},
+    ),
+    45: ("CUDA counts in another order", {"agent/test_runner.py": ("test_cuda_counts_in_the_order_of_the_bus",)}),
+    47: (
+        "a driver that never answers",
+        {
+            "agent/test_nvml_probe.py": (
+                "test_a_hang_of_ten_minutes_blocks_nothing_and_ends_when_the_driver_comes_back",
+                "test_a_child_that_cannot_be_killed_is_left_alone",
+            ),
+            "agent/test_runner.py": ("test_a_driver_stuck_for_ten_minutes_in_one_call_leaves_every_heartbeat_on_time",),
+            "agent/test_agent_hang.py": ("test_ten_minutes_in_one_call_of_the_driver_leave_every_heartbeat_on_time",),
+        },
+    ),
+    48: (
+        "an upgrade under a running agent",
+        {
+            "agent/test_nvml_cards.py": ("test_an_upgrade_under_a_running_agent_is_seen_though_everything_still_works",),
+            "agent/test_nvml_probe.py": ("test_after_an_upgrade_of_the_driver_the_new_library_is_loaded_by_the_same_child",),
+            "nodes/test_hardware_facts.py": ("test_it_takes_no_new_work_and_is_back_by_itself_when_it_fits",),
+        },
+    ),
+    50: (
+        "alarms about clocks that are only resting",
+        {
+            "nodes/test_health.py": (
+                "test_three_samples_of_thermal_throttling_under_load_are_told_once_and_their_end_too",
+                "test_an_idle_card_with_low_clocks_is_never_a_fault",
+            ),
+            "nodes/test_trends.py": ("test_a_card_that_slows_down_for_heat_is_told_once_scored_lower_and_recovers",),
+        },
+    ),
+    51: (
+        "no card at the start ends the agent",
+        {
+            "agent/test_nvml.py": ("test_no_cards_at_the_start_is_no_error_and_later_ones_are_picked_up",),
+            "nodes/test_inventory.py": ("test_a_node_without_cards_picks_up_two_later",),
+        },
+    ),
+}
+
+
+@cache
+def names_in(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("number", sorted(KNOWN), ids=lambda number: f"{number}-{KNOWN[number][0].replace(' ', '_')}")
+def test_each_known_failure_has_its_tests(number: int) -> None:
+    _what, tests = KNOWN[number]
+    missing = {f"{path}::{name}" for path, names in tests.items() for name in names if name not in names_in(path)}
+    assert missing == set()
