@@ -24,8 +24,13 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("login",): ("account", "login", _("Sign in and keep the token in the profile.")),
     ("logout",): ("account", "logout", _("Remove the profile.")),
     ("whoami",): ("account", "whoami", _("Who you are here, and your quota.")),
+    ("quota", "show"): ("quota", "quota_show", _("Your limits, and what is used of them.")),
+    ("quota", "ask"): ("quota", "quota_ask", _("Ask for more than a limit allows.")),
+    ("quota", "requests"): ("quota", "quota_requests", _("Requests for more: yours, and those that you may see.")),
+    ("usage",): ("quota", "usage", _("What was used in a month, and what it costs.")),
     ("status",): ("pool", "status", _("The pool at a glance.")),
     ("submit",): ("submit", "submit", _("Submit a job: nebula-ctl submit [OPTIONS] -- PROGRAM [ARG]…")),
+    ("clone",): ("clone", "job_clone", _("Submit a job like an earlier one.")),
     ("list",): ("jobs", "job_list", _("Your jobs, newest first.")),
     ("show",): ("jobs", "job_show", _("All about one job.")),
     ("logs",): ("watch", "logs", _("A job's output.")),
@@ -54,6 +59,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("drill",): ("drill", "drill", _("Throw a fault at a simulated card and watch it heal (staff).")),
 }
 GROUPS = {
+    "quota": _("Limits, and asking for more."),
     "artifacts": _("Files that jobs left."),
     "node": _("The machines of the pool."),
     "gpu": _("The cards of the pool."),

@@ -16,6 +16,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs import logs, services, wording
+from jobs.efficiency import efficiency_json, efficiency_of
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import told_read
@@ -57,10 +58,11 @@ def _current(job: Job) -> Attempt | None:
 
 
 def job_detail(user: User, id: int) -> dict[str, Any]:
-    """At most 5 queries. Raises NotFound."""
+    """At most 5 queries, one more of a job that has ended. Raises NotFound."""
     job = job_find(user, id, _with_attempt(jobs_visible_to(user), Attempt.objects.prefetch_related(Prefetch("ranks", _RANKS))))
     told = told_of(job)
-    return job_json(job, reader=user, attempt=_current(job), position=queue_position(job, told), told=told, log_length=logs.log_length)
+    found = job_json(job, reader=user, attempt=_current(job), position=queue_position(job, told), told=told, log_length=logs.log_length)
+    return found | {"efficiency": efficiency_json(efficiency_of(job))}
 
 
 def jobs_rows(user: User, page: list[Job]) -> list[dict[str, Any]]:
@@ -169,16 +171,14 @@ class JobSubmitView(APIView):
         examples=SUBMIT_EXAMPLES,
     )
     def post(self, request: Request) -> Response:
-        key = request.headers.get("Idempotency-Key")
-        if key is not None and not _KEY.fullmatch(key):
-            raise bad_parameter("Idempotency-Key", _("Must have 1 to 200 visible ASCII characters."))
+        key = job_key(request)
         body = SubmitRequest(data=request.data)
         body.is_valid(raise_exception=True)
         job, is_new = services.job_submit(
             owner=request.user,
             request=body.job_request(request.user),
             idempotency_key=key,
-            body_sha256=_fingerprint(request.data) if key else None,
+            body_sha256=submit_fingerprint(request.data) if key else None,
         )
         if not is_new:
             return Response(job_detail(request.user, job.pk))
@@ -186,7 +186,15 @@ class JobSubmitView(APIView):
         return Response(job_json(job, reader=request.user, attempt=None), status=status.HTTP_201_CREATED)
 
 
-def _fingerprint(data: Any) -> str:
+def job_key(request: Request) -> str | None:
+    """The Idempotency-Key of a submit. Raises ValidationError."""
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise bad_parameter("Idempotency-Key", _("Must have 1 to 200 visible ASCII characters."))
+    return key
+
+
+def submit_fingerprint(data: Any) -> str:
     """Of the meaning, not of the bytes: a client may order its keys differently the second time."""
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

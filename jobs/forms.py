@@ -201,6 +201,13 @@ def _body(typed: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
+def body_of(values: Mapping[str, Any], *, user: User) -> dict[str, Any]:
+    """The form's values as the body of POST /api/v1/jobs/submit, whether or not it would be taken."""
+    form = JobForm({name: value for name, value in values.items() if value not in (None, False, "")}, user=user)
+    form.is_valid()
+    return form.body
+
+
 def env_parse(text: str) -> dict[str, str]:
     """``NAME=VALUE`` lines; the value is kept as it is. Raises ValueError with the sentence."""
     found: dict[str, str] = {}

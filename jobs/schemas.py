@@ -75,6 +75,19 @@ class ConstraintsSchema(serializers.Serializer[Any]):
     labels = serializers.DictField(child=serializers.CharField(), required=False)
 
 
+class EfficiencySchema(serializers.Serializer[Any]):
+    """Measured once, a minute or two after the end; null = nobody told it."""
+
+    asked_mib = serializers.IntegerField(help_text="Memory held on a card.")
+    peak_mib = serializers.IntegerField(allow_null=True, help_text="Memory that its processes used on a card at most.")
+    util_pct = serializers.IntegerField(allow_null=True, help_text="Mean use of its cards; on shared cards others' too.")
+    idle_pct = serializers.IntegerField(allow_null=True, help_text="Share of the time in which its cards did nothing.")
+    is_shared = serializers.BooleanField()
+    gpu_hours = serializers.FloatField()
+    idle_gpu_hours = serializers.FloatField(allow_null=True)
+    samples = serializers.IntegerField()
+
+
 class JobSchema(serializers.Serializer[Any]):
     id = serializers.IntegerField()
     name = serializers.CharField()
@@ -112,6 +125,7 @@ class JobSchema(serializers.Serializer[Any]):
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
+    efficiency = EfficiencySchema(allow_null=True, required=False, help_text="Of one job that has ended; not in lists.")
 
 
 class LogSchema(serializers.Serializer[Any]):

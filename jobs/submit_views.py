@@ -20,6 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from jobs import refusals, services
 from jobs.clone import initial_from
+from jobs.efficiency import advice_of, advice_text
 from jobs.errors import IdempotencyConflict
 from jobs.forecast import Forecast, forecast
 from jobs.forms import JobForm, body_sha256
@@ -176,11 +177,19 @@ def job_new(request: HttpRequest) -> HttpResponse:
         source: Job = job_get(request, int(number), jobs_with_places(jobs_visible_to(user)))
         values, left_out = initial_from(source, reader=user)
         initial |= values
-        more |= {"source": source, "left_out": left_out}
+        more |= {"source": source, "left_out": left_out, "advice": _advice(source, user)}
         if "instead" in request.GET and _can_replace(source, user):
             more["instead"] = source
     initial |= {name: request.GET[name][:4096] for name in LINKED if name in request.GET}
     return _page(request, JobForm(user=user, initial=initial), **more)
+
+
+def _advice(source: Job, user: User) -> dict[str, Any] | None:
+    """What earlier runs say of the clone's memory, and the values that would take it."""
+    advice = advice_of(source, gpu_mem_mib=source.gpu_mem_mib) if source.owner_id == user.pk else None
+    if advice is None:
+        return None
+    return {"text": advice_text(advice), "gib": advice.suggested_mib // 1024, "query": f"gpu_mem={advice.suggested_mib // 1024}&mem_unit=G"}
 
 
 def _can_replace(job: Job, user: User) -> bool:

@@ -223,6 +223,8 @@ POST         user    job.change    submit  any    jobs/<int:id>/hold
 POST         user    job.change    submit  any    jobs/<int:id>/release
 GET          user    job.see       read    any    jobs/<int:id>/why
 GET          user    job.see       read    any    jobs/<int:id>/alternatives
+GET          user    job.see       read    any    jobs/<int:id>/clone
+POST         user    job.see       submit  any    jobs/<int:id>/clone
 GET          user    job.see       read    any    jobs/<int:id>/events
 GET          user    job.see       read    any    jobs/<int:id>/samples
 GET          user    job.output    read    any    jobs/<int:id>/logs

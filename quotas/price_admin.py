@@ -11,7 +11,7 @@ from django.utils import timezone
 from unfold.admin import ModelAdmin
 
 from quotas.audit import audit
-from quotas.models import PriceRow, StorageEntry
+from quotas.models import JobUse, PriceRow, StorageEntry
 from quotas.readonly_admin import ReadOnlyAdmin
 
 
@@ -42,3 +42,10 @@ class StorageEntryAdmin(ReadOnlyAdmin):
     list_select_related = ("user", "project")
     search_fields = ("user__email", "project__name")
     date_hierarchy = "day"
+
+
+@admin.register(JobUse)
+class JobUseAdmin(ReadOnlyAdmin):
+    list_display = ("job_id", "name", "user", "project", "asked_mib", "peak_mib", "util_pct", "idle_share", "ended_at")
+    list_select_related = ("user", "project")
+    search_fields = ("=job_id", "name", "user__email")

@@ -56,6 +56,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "notices/channels/"): {"url": "https://93.184.215.14/x", "events": ["fail"]},
     ("PATCH", "notices/channels/email"): {"events": ["end"]},
     ("PATCH", "notices/channels/<int:id>"): {"name": "mine"},
+    ("POST", "jobs/<int:id>/clone"): {"env": {"SECRET": "1"}},
     ("POST", "jobs/submit"): SUBMIT,
     ("PUT", "secrets/<str:name>"): {"value": "a longish value"},
     ("POST", "jobs/estimate"): SUBMIT,

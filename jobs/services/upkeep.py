@@ -16,6 +16,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from jobs import logs
+from jobs.efficiency import efficiency_measure
 from jobs.job_secrets import ids_in_use
 from jobs.lifecycle import RANK_FINAL, EndReason, Fence, JobState, RankState, Want
 from jobs.live_use import live_use_refresh
@@ -57,6 +58,7 @@ def upkeep_run(*, now: datetime) -> None:
     live_use_refresh(now=now)
     limits_tell(now=now)
     storage_meter(now=now)
+    efficiency_measure(now=now)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
     audit_chain()
     secrets_prune(now=now)

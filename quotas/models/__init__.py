@@ -1,6 +1,7 @@
 """People and limits, a module a subject. Elsewhere one imports from here."""
 
 from quotas.models.audit import AuditEntry, AuditLink
+from quotas.models.efficiency import JobUse
 from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
 from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
@@ -14,6 +15,7 @@ __all__ = [
     "ApiToken",
     "AuditEntry",
     "AuditLink",
+    "JobUse",
     "LedgerEntry",
     "Membership",
     "Notice",
