@@ -192,6 +192,7 @@ class GpuProcess(Message):
     uuid: str
     pid: int
     used_mib: int | None = None
+    util_pct: int | None = None  # mean share of time, since the last list, in which a kernel of it ran
     rank: RankId | None = None
     user: str | None = None
     command: str | None = None

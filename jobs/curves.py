@@ -150,6 +150,7 @@ def job_panels(ran: JobCurves) -> list[Panel]:
     curve, is_many = ran.curve, ran.cards > 1
     use = [("util_pct", _("mean of its GPUs") if is_many else _("use"), "--c1")]
     use += [("util_least_pct", _("the least busy"), "--c4"), ("util_most_pct", _("the busiest"), "--c3")] if is_many else []
+    use += [("own_util_pct", _("its processes"), "--c2")] if ran.has_own_use else []
     memory = [("used_mib", _("its GPUs, all programs") if ran.is_shared else _("its GPUs"), "--c6")]
     memory += [("own_mib", _("its processes"), "--c2")] if ran.has_own else []
     return [
@@ -165,7 +166,11 @@ def job_notes(ran: JobCurves) -> list[str]:
     if not ran.has_own:
         notes.append(_("Its processes' own memory was not told by the driver: what is shown is that of its GPUs while it held them."))
     if ran.is_shared:
-        notes.append(_("Use, temperature and power are those of whole GPUs; other jobs may have been on them."))
+        notes.append(
+            _("Temperature and power are those of whole GPUs; other jobs may have been on them.")
+            if ran.has_own_use
+            else _("Use, temperature and power are those of whole GPUs; other jobs may have been on them.")
+        )
     return notes
 
 

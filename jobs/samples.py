@@ -20,7 +20,8 @@ POINTS_MOST = 40_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCurves:
     """``curve`` has ``util_pct`` (mean of the cards), ``util_least_pct``, ``util_most_pct``, ``used_mib`` and ``power_w`` (sums),
-    ``temp_most_c``, and ``own_mib``: the sum of its processes' memory, if ``has_own``; else nobody told it.
+    ``temp_most_c``, and of its own processes ``own_mib`` (sum) and ``own_util_pct`` (mean of the cards), if ``has_own`` and
+    ``has_own_use``; else nobody told them.
 
     ``is_shared``: parts of cards were held, so that figures of whole cards may be others' too.
     """
@@ -31,6 +32,7 @@ class JobCurves:
     granted_mib: int
     is_shared: bool
     has_own: bool
+    has_own_use: bool
 
 
 def job_curves(job: Job, *, span: Span, now: int) -> JobCurves | None:
@@ -58,7 +60,7 @@ def job_curves(job: Job, *, span: Span, now: int) -> JobCurves | None:
     by_card = curves_read(GpuSample.objects.filter(where), span=own, figures=FIGURES, by=("gpu_id",))
     keys = Rank.objects.filter(attempt__job=job).values_list("key", flat=True)
     own_memory = curves_read(
-        RankSample.objects.filter(rank__in=list(keys), gpu_id__in=cards), span=own, figures=("used_mib",), by=("gpu_id",)
+        RankSample.objects.filter(rank__in=list(keys), gpu_id__in=cards), span=own, figures=("used_mib", "util_pct"), by=("gpu_id",)
     )
     # 3. Together.
     holding = [(begin - own.step_s, end) for _gpu, begin, end, *_rest in held]
@@ -74,6 +76,7 @@ def job_curves(job: Job, *, span: Span, now: int) -> JobCurves | None:
     ):
         curve.figures[name] = _together(by_card.values(), figure, at, of, holding=holding)
     curve.figures["own_mib"] = _together(own_memory.values(), "used_mib", at, sum, holding=holding)
+    curve.figures["own_util_pct"] = _together(own_memory.values(), "util_pct", at, _mean, holding=holding)
     return JobCurves(
         curve=curve,
         span=replace(own, until=until),
@@ -81,6 +84,7 @@ def job_curves(job: Job, *, span: Span, now: int) -> JobCurves | None:
         granted_mib=_granted_most(held),
         is_shared=not all(row[4] for row in held),
         has_own=any(value is not None for value in curve.figures["own_mib"]),
+        has_own_use=any(value is not None for value in curve.figures["own_util_pct"]),
     )
 
 

@@ -13,14 +13,15 @@ from jobs.parameters import job_find
 from jobs.samples import job_curves
 from nodes.samples_api import PARAMETERS, series_json, series_schema, span_of
 
-FIGURES = ("util_pct", "util_least_pct", "util_most_pct", "used_mib", "temp_most_c", "power_w", "own_mib")
+FIGURES = ("util_pct", "util_least_pct", "util_most_pct", "used_mib", "temp_most_c", "power_w", "own_mib", "own_util_pct")
 
 
 class JobSamplesView(APIView):
     @extend_schema(
         operation_id="job_samples",
         summary="A job over time",
-        description="Of its cards while it held them; `own_mib` is the memory of its own processes, null where the driver does not tell.",
+        description="Of its cards while it held them; `own_mib` and `own_util_pct` are memory and use of its own processes, null where "
+        "the driver does not tell.",
         parameters=PARAMETERS,
         responses=series_schema(
             "JobSamples",

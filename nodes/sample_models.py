@@ -111,12 +111,13 @@ class PoolSample(Sample):
 
 
 class RankSample(Sample):
-    """Memory that the processes of one rank (``42.1.0``) hold on one card, as the driver lists it."""
+    """What the processes of one rank (``42.1.0``) hold and use of one card, as the driver lists it."""
 
     rank = models.CharField(_("rank"), max_length=48)
     gpu = models.ForeignKey("nodes.Gpu", verbose_name=_("GPU"), on_delete=models.CASCADE, related_name="+", db_index=False)
     used_mib = _figure(_("memory used, MiB"))
     used_max_mib = _figure(_("memory used at most, MiB"))
+    util_pct = _figure(_("use, %"))
 
     class Meta:
         verbose_name = _("rank sample")

@@ -164,18 +164,26 @@ def _pool_put(at: int, cards: list[tuple[int, int | None, int, int]], told: list
 
 def _ranks_put(at: int, latest: Iterable[int], cards: Cards, *, now: float) -> None:
     """What the driver's list of processes says of each rank on each card. A process without a figure leaves its rank's unknown."""
-    held: dict[tuple[str, int], list[int | None]] = defaultdict(list)
+    held: dict[tuple[str, int], list[tuple[int | None, int | None]]] = defaultdict(list)
     for pk, (listed_at, processes) in telemetry.nodes_processes(latest).items():
         if now - listed_at >= PROCESSES_FRESH_S:
             continue
         for process in processes:
             rank, card = process.get("rank"), cards[pk].get(str(process.get("uuid")))
             if isinstance(rank, str) and 0 < len(rank) <= 48 and card is not None:
-                held[rank, card[0]].append(whole(process.get("used_mib")))
-    rows = [
-        (rank, gpu, at, sum(value for value in values if value is not None)) for (rank, gpu), values in held.items() if None not in values
-    ]
-    rows_put(RankSample, ["level", "n", "rank", "gpu_id", "at", "used_mib"], _raw(rows))
+                held[rank, card[0]].append((whole(process.get("used_mib")), whole(process.get("util_pct"), most=100)))
+    rows = []
+    for (rank, gpu), told in held.items():
+        used, util = (_sum_if_all(column) for column in zip(*told, strict=True))
+        if used is not None or util is not None:
+            # Kernels of several processes may run at once: together they keep the card busy at most all the time.
+            rows.append((rank, gpu, at, used, None if util is None else min(100, util)))
+    rows_put(RankSample, ["level", "n", "rank", "gpu_id", "at", "used_mib", "util_pct"], _raw(rows))
+
+
+def _sum_if_all(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 # --- rolling up, throwing away ------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class _Card:
     info: GpuInfo
     parent: _Card | None = None  # of a MIG part
     instance: tuple[int, int] | None = None  # (GPU instance, compute instance) of a MIG part
+    used_at: int = 0  # NVML's time of the last use of a process that was read
     memory_v2: bool = True
     temperature_v: bool = True
 
@@ -297,11 +298,13 @@ class NvmlBackend:
         """Compute and graphics processes; None when no card tells (WSL, some vGPUs). Costs a driver lock, about 5 ms."""
         nvml = self._open()
         found: dict[tuple[str, int], int | None] = {}
+        use: dict[str, dict[int, int | None] | None] = {}
         tells = not self._cards
         cut = {c.parent.info.uuid for c in self._cards if c.parent is not None}
         for card in self._cards:
             if card.info.uuid in cut:
                 continue  # its processes are listed with its parts
+            use[card.info.uuid] = self._process_use(nvml, card)
             for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
                 listed = nvml.ask_any(call, card.handle)
                 if listed is None:
@@ -313,7 +316,29 @@ class NvmlBackend:
                     found[key] = max((v for v in (found.get(key), used) if v is not None), default=None)
         if not tells:
             return None
-        return [describe(GpuProcess(uuid=uuid, pid=pid, used_mib=used)) for (uuid, pid), used in found.items()]
+        told = (GpuProcess(uuid=uuid, pid=pid, used_mib=used, util_pct=_use_of(use.get(uuid), pid)) for (uuid, pid), used in found.items())
+        return [describe(process) for process in told]
+
+    def _process_use(self, nvml: Nvml, card: _Card) -> dict[int, int | None] | None:
+        """pid → mean use in % since the last look, None where that can't be true; who is not in it ran no kernel. None where the card
+        does not tell (MIG parts, vGPUs, before Maxwell)."""
+        raw = nvml.raw
+        if card.parent is not None:
+            return None
+        try:
+            samples = raw.nvmlDeviceGetProcessUtilization(card.handle, card.used_at)
+        except raw.NVMLError as error:
+            # Nobody did anything: an error by NVML's counting.
+            return {} if error.value in (raw.NVML_ERROR_NOT_FOUND, raw.NVML_SUCCESS) else None
+        except AttributeError:
+            return None  # a pynvml that does not know the call
+        found: dict[int, list[int]] = {}
+        for sample in samples:
+            value = self.sanity.value("util_pct", int(sample.smUtil), uuid=card.info.uuid)
+            if int(sample.timeStamp) > card.used_at:
+                found.setdefault(int(sample.pid), []).extend([] if value is None else [value])
+        card.used_at = max((int(sample.timeStamp) for sample in samples), default=card.used_at)
+        return {pid: round(sum(values) / len(values)) if values else None for pid, values in found.items()}
 
     def placed(self, ranks: Sequence[Placed]) -> None:
         return
@@ -441,6 +466,10 @@ class _XidWaiter:
         if hasattr(self, "_set"):
             with contextlib.suppress(self._nv.NVMLError):
                 self._nv.nvmlEventSetFree(self._set)
+
+
+def _use_of(use: dict[int, int | None] | None, pid: int) -> int | None:
+    return None if use is None else use.get(pid, 0)
 
 
 def _address(handle: Any) -> int | None:

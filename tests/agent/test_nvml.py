@@ -180,6 +180,24 @@ def test_compute_and_graphics_processes_are_listed_once_each(machine: Machine, b
     assert [(p.uuid, p.pid, p.used_mib) for p in found if p.uuid == second] == [(second, 900, None)]  # None is not 0
 
 
+def test_the_use_of_a_process_is_its_mean_since_the_last_list(machine: Machine, backend: NvmlBackend) -> None:
+    first, second = machine.card(), machine.card()
+    machine.say("proc 0 11 1048576", "proc 0 12 1048576", "proc 0 13 1048576", "proc 1 11 1048576")
+    machine.say("busy 0 11 80 1000", "busy 0 11 40 2000", "busy 0 12 7 2000", "busy 0 13 4294967295 2000")
+    backend.initialize()
+
+    def listed() -> dict[tuple[str, int], int | None]:
+        return {(p.uuid, p.pid): p.util_pct for p in backend.get_process_list() or ()}
+
+    # The second card does not tell, and 2**32-1 is no use that a process can have: not told is not 0.
+    assert listed() == {(first, 11): 60, (first, 12): 7, (first, 13): None, (second, 11): None}
+    assert listed() == {(first, 11): 0, (first, 12): 0, (first, 13): 0, (second, 11): None}  # nobody did anything since
+    machine.say("busy 0 12 90 3000")
+    assert listed()[first, 12] == 90
+    machine.say(f"fail 0 nvmlDeviceGetProcessUtilization {NOT_SUPPORTED}")
+    assert listed()[first, 12] is None
+
+
 def test_a_system_that_lists_no_processes_says_none(machine: Machine, backend: NvmlBackend) -> None:
     machine.card()
     machine.say(

@@ -9,6 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from jobs.curves import job_notes, job_panels
 from jobs.lifecycle import JobState
 from jobs.models import Slice
 from jobs.samples import job_curves
@@ -197,6 +198,19 @@ def test_the_memory_of_its_own_processes_is_told_apart() -> None:
     RankSample.objects.create(rank="999.1.0", gpu=gpu, at=NOON + 30, used_mib=16_000)
     found = curves_of(attempt.job)
     assert (found.curve.figures["own_mib"], found.has_own, found.is_shared) == ([3500], True, True)
+
+
+def test_the_use_of_its_own_processes_is_told_apart_where_the_driver_tells_it() -> None:
+    attempt, (gpu,) = ran(shared=True)
+    taken(gpu, NOON + 30, util_pct=95)
+    RankSample.objects.create(rank=attempt.ranks.get().key, gpu=gpu, at=NOON + 30, used_mib=3500, util_pct=31)
+    found = curves_of(attempt.job)
+    assert (found.curve.figures["own_util_pct"], found.curve.figures["util_pct"], found.has_own_use) == ([31], [95], True)
+    assert [line.name for line in job_panels(found)[0].lines] == ["use", "its processes"]
+    assert job_notes(found) == ["Temperature and power are those of whole GPUs; other jobs may have been on them."]
+    RankSample.objects.update(util_pct=None)
+    found = curves_of(attempt.job)
+    assert (found.curve.figures["own_util_pct"], found.has_own_use) == ([None], False)
 
 
 def test_a_job_that_did_not_run_meanwhile_has_no_curve(client: Client) -> None:

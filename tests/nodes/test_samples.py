@@ -136,6 +136,24 @@ def test_nodes_and_the_pool_are_kept_too(lab):
     assert (pool.util_pct, pool.power_w) == (50, 200)
 
 
+def test_the_use_of_a_ranks_processes_is_kept_by_card_and_rolled_up(lab):
+    node = node_make(cards=1)
+    gpu = node.gpus.get()
+    processes = [
+        GpuProcess(uuid=gpu.uuid, pid=1, used_mib=1000, util_pct=70, rank="42.1.0"),
+        GpuProcess(uuid=gpu.uuid, pid=2, used_mib=500, util_pct=50, rank="42.1.0"),  # at the same time
+        GpuProcess(uuid=gpu.uuid, pid=4, util_pct=9, rank="43.1.0"),  # its memory is not told
+        GpuProcess(uuid=gpu.uuid, pid=5, used_mib=7, rank="44.1.0"),
+        GpuProcess(uuid=gpu.uuid, pid=6, used_mib=7, util_pct=2**32 - 1, rank="45.1.0"),
+    ]
+    lab.tell(node, GpuStatus(uuid=gpu.uuid, used_mib=8600), at=NOON, processes=processes)
+    samples.samples_tick(now=NOON)
+    rows = {row.rank: (row.used_mib, row.util_pct) for row in RankSample.objects.all()}
+    assert rows == {"42.1.0": (1500, 100), "43.1.0": (None, 9), "44.1.0": (7, None), "45.1.0": (7, None)}
+    samples.samples_roll(now=NOON + 120)
+    assert RankSample.objects.get(rank="43.1.0", level=Level.MINUTE).util_pct == 9
+
+
 def test_the_memory_of_a_ranks_processes_is_kept_by_card(lab):
     node = node_make(cards=1)
     gpu = node.gpus.get()

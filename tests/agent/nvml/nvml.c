@@ -3,6 +3,7 @@
 
      driver 570.1                    init 18                     nvmlInit fails with that code
      gpu <i> <key> <value>           keys: see below; a key that is absent is NOT_SUPPORTED
+     busy <i> <pid> <sm %> <time>    its use at that time (us); none of a card at all: NOT_SUPPORTED
      proc <i> <pid> <bytes|na>       a compute process           gfx <i> <pid> <bytes|na>   a graphics process
      topo <i> <j> <level>            common ancestor             nvlink <i> <link> <pci id of the other end | down>
      mig <i> <n> <uuid> <total> <used> <gi> <ci> <profile>      part n of card i
@@ -394,6 +395,30 @@ static int processes(dev d, const char *fn, const char *form, u32 *n, struct pro
 }
 API int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetComputeRunningProcesses_v3", "proc %d %u %31s", n, out); }
 API int nvmlDeviceGetGraphicsRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetGraphicsRunningProcesses_v3", "gfx %d %u %31s", n, out); }
+
+struct use { u32 pid; u64 at; u32 sm, mem, enc, dec; };
+struct uses { int gpu, any; u32 n, room; u64 since; struct use *out; };
+static int cb_use(char *l, void *arg) {
+    struct uses *q = arg;
+    int i; u32 pid, sm; u64 at;
+    if (sscanf(l, "busy %d %u %u %llu", &i, &pid, &sm, &at) == 4 && i == q->gpu) {
+        q->any = 1;
+        if (at <= q->since) return 0;
+        if (q->out && q->n < q->room) q->out[q->n] = (struct use){pid, at, sm, 0, 0, 0};
+        q->n++;
+    }
+    return 0;
+}
+API int nvmlDeviceGetProcessUtilization(dev d, struct use *out, u32 *n, u64 since) {
+    int r = before(d, "nvmlDeviceGetProcessUtilization");
+    if (r) return r;
+    struct uses q = {index_of(d), 0, 0, out ? *n : 0, since, out};
+    each("busy", cb_use, &q);
+    if (!q.any) return NOTSUP;
+    r = !q.n ? 6 : !out || *n < q.n ? INSUF : OK;
+    *n = q.n;
+    return r;
+}
 
 struct event { dev d; u64 type, data; u32 gi, ci; };
 struct xid { int gpu, code, seq, gi, ci; };
