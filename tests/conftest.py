@@ -82,13 +82,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One test process runs all end-to-end tests, from the start: they share a grid, and two cores hold no second one.
+    """One test process runs all end-to-end tests, another one all those with a browser, both from the start: each kind shares a grid.
     The others are dealt out one by one, in order. (xdist's own groups do nothing under pytest 9.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "tests/e2e" if nodeid.startswith("tests/e2e/") else nodeid
+            folder = "/".join(nodeid.split("/")[:2])
+            return folder if folder in ("tests/e2e", "tests/browser") else nodeid
 
     return Scheduling(config, log)
 

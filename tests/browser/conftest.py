@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
-from bench.live.grid import Grid
+from bench.live.grid import PATIENCE_S, Grid
 from nebulagrid.embedded import redis_program
 from tests.conftest import browser_program
 
@@ -25,6 +25,9 @@ ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE_MS = PATIENCE_S * 1000
+expect.set_options(timeout=PATIENCE_MS)
+
 #: On each of the two nodes.
 CARDS: dict[str, Any] = {
     "devices": [
@@ -52,7 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.xdist_group("e2e"))  # one process, one grid at a time: there are two cores
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +74,26 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+def context_new(browser: Browser, **options: Any) -> BrowserContext:
+    """Its pages are patient."""
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    return context
+
+
 def sign_in(page: Page, url: str, email: str, password: str) -> None:
     page.goto(f"{url}/accounts/login/")
     page.fill("#id_login", email)
     page.fill("#id_password", password)
     page.click("form.stack button.primary")
     page.wait_for_url(f"{url}/")
+
+
+def fits(page: Page, what: str, widths: tuple[int, ...] = (390, 1440)) -> None:
+    """No page is wider than the window, whatever the window is."""
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, (what, width)
 
 
 def admin_of(grid: Grid) -> tuple[str, str]:
@@ -87,7 +103,7 @@ def admin_of(grid: Grid) -> tuple[str, str]:
 @pytest.fixture(scope="session")
 def signed_in(grid: Grid, browser: Browser) -> Any:
     """What the browser keeps of a sign-in; made once, because signing in is throttled."""
-    context = browser.new_context()
+    context = context_new(browser)
     sign_in(context.new_page(), grid.url, *admin_of(grid))
     state = context.storage_state()
     context.close()
@@ -107,7 +123,7 @@ def odd() -> list[str]:
 
 @pytest.fixture
 def open_page(grid: Grid, browser: Browser, signed_in: Any, odd: list[str]) -> Iterator[Callable[..., Page]]:
-    """``open_page("/", width=390, language="zh-hans")``: a signed-in page. At the end nothing odd may have happened."""
+    """``open_page("/", width=390, language="zh-hans")``: a signed-in page; None = a blank one. At the end nothing odd may have happened."""
     contexts: list[BrowserContext] = []
 
     def watch(page: Page) -> None:
@@ -117,14 +133,14 @@ def open_page(grid: Grid, browser: Browser, signed_in: Any, odd: list[str]) -> I
             "request", lambda request: None if request.url.startswith((grid.url, "data:")) else odd.append(f"other host: {request.url}")
         )
 
-    def make(path: str = "/", *, width: int = 1440, language: str = "en", **options: Any) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, storage_state=signed_in, **options)
+    def make(path: str | None = "/", *, width: int = 1440, language: str = "en", **options: Any) -> Page:
+        context = context_new(browser, viewport={"width": width, "height": 900}, storage_state=signed_in, **options)
         context.add_cookies([{"name": "django_language", "value": language, "url": grid.url}])
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
         watch(page)
-        page.goto(grid.url + path)
+        if path is not None:
+            page.goto(grid.url + path)
         return page
 
     yield make

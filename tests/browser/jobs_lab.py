@@ -18,7 +18,7 @@ def jobs_end(client: NebulaClient) -> None:
     for job in client.jobs(state=LIVE, owner="all"):
         with contextlib.suppress(Exception):  # it may have ended by itself
             client.job_cancel(job["id"])
-    wait_for(lambda: not list(client.jobs(state=LIVE, owner="all")), what="all jobs of the test are over", deadline_s=60)
+    wait_for(lambda: not list(client.jobs(state=LIVE, owner="all")), what="all jobs of the test are over")
 
 
 def odd_of(page: Page, url: str) -> list[str]:

@@ -22,7 +22,7 @@ def test_a_cards_curves_are_drawn_and_follow_range_and_theme(grid: Grid, open_pa
         return page.evaluate("async (url) => Boolean((await (await fetch(url)).json()).figure)", f"/nodes/{node}/gpu0/curves/?range=1h")
 
     page = open_page(f"/nodes/{node}/gpu0/", color_scheme="light")
-    wait_for(is_told, what="the first sample is kept", deadline_s=45, every_s=1)
+    wait_for(is_told, what="the first sample is kept", every_s=1)
     page.locator("[data-curves]").scroll_into_view_if_needed()
     page.wait_for_selector('[data-drawn="24h"]')
     assert page.locator("[data-plot] .scatterlayer .trace").count() >= 4
@@ -32,7 +32,7 @@ def test_a_cards_curves_are_drawn_and_follow_range_and_theme(grid: Grid, open_pa
     page.wait_for_selector('[data-drawn="1h"]')
     assert page.get_attribute('[data-range="1h"]', "aria-pressed") == "true"
     page.click("[data-theme-toggle]")
-    page.wait_for_function(f"{COLOUR} !== '{light}'")
+    wait_for(lambda: page.wait_for_timeout(50) or page.evaluate(COLOUR) != light, what="the theme's colour")
 
 
 def test_a_page_without_curves_does_not_fetch_plotly(open_page: Callable[..., Page]) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from bench.live.grid import Grid, wait_for
+from bench.live.grid import PATIENCE_S, Grid, wait_for
 from client.errors import NebulaError
 from client.sdk import NebulaClient
+from tests.browser.conftest import context_new
 from tests.browser.jobs_lab import jobs_end
 
 ESC = "\\033"
 IS_LOW = "() => { const e = document.querySelector('.log ol'); return e.scrollTop + e.clientHeight >= e.scrollHeight - 30 }"
 LINES = ".log li > span:last-child"
-
-expect.set_options(timeout=30_000)  # the machine of a CI run may be slow
 
 
 @pytest.fixture
@@ -30,15 +30,13 @@ def client(grid: Grid) -> Iterator[NebulaClient]:
 
 @pytest.fixture
 def page(grid: Grid, open_page: Callable[..., Page]) -> Page:
-    page = open_page("/jobs/", width=1280, base_url=grid.url)
-    expect(page.locator("html")).to_have_attribute("data-live", "on")
-    return page
+    return open_page(None, width=1280, base_url=grid.url)
 
 
 def run(client: NebulaClient, script: str) -> int:
     """The id of a job of this shell script, once it is over."""
     job = client.job_submit(argv=["bash", "-c", script], gpu_count=0)
-    client.wait(job["id"], timeout_s=60)
+    client.wait(job["id"], timeout_s=PATIENCE_S)
     return int(job["id"])
 
 
@@ -48,6 +46,16 @@ def is_over(client: NebulaClient, id: int) -> bool:
         return client.job_get(id)["state"] == "SUCCEEDED"
     except NebulaError:
         return False
+
+
+@pytest.fixture(scope="module")
+def any_page(browser: Browser, grid: Grid, signed_in: Any) -> Iterator[Page]:
+    """A page for what needs its scripts only."""
+    context = context_new(browser, storage_state=signed_in, base_url=grid.url)
+    page = context.new_page()
+    page.goto("/jobs/")
+    yield page
+    context.close()
 
 
 def runs_of(page: Page, texts: list[str]) -> list[list[tuple[str, str]]]:
@@ -103,17 +111,17 @@ def test_colours_progress_bars_and_signs(page: Page, client: NebulaClient) -> No
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_terminal_s_signs(page: Page, texts: list[str], expected: list[list[tuple[str, str]]] | None) -> None:
-    found = runs_of(page, texts)
+def test_a_terminal_s_signs(any_page: Page, texts: list[str], expected: list[list[tuple[str, str]]] | None) -> None:
+    found = runs_of(any_page, texts)
     if expected is not None:
         assert found == expected
     assert max((sum(len(text) for text, _ in line) for line in found), default=0) <= 8192
 
 
-def test_pieces_cut_anywhere_make_the_same_lines(page: Page) -> None:
+def test_pieces_cut_anywhere_make_the_same_lines(any_page: Page) -> None:
     text = "\033[32m一\033[0m\r\n\033]0;t\007🚀b\r99%\033[K\ntail\033[1m"
-    whole = runs_of(page, [text])
-    assert runs_of(page, list(text)) == whole
+    whole = runs_of(any_page, [text])
+    assert runs_of(any_page, list(text)) == whole
     assert [line for line in whole if line] == [[("一", "a-g")], [("99%", "")], [("tail", "")]]
 
 
@@ -182,15 +190,20 @@ def test_following_stops_when_one_scrolls_and_goes_on_by_key(page: Page, client:
     expect(page.locator("[data-wrap]")).to_have_attribute("aria-pressed", "false")
 
 
-def test_no_line_is_lost_when_the_connection_is(browser: Browser, grid: Grid, client: NebulaClient, signed_in: Any) -> None:
-    page = browser.new_context(storage_state=signed_in, base_url=grid.url).new_page()  # unwatched: a lost connection is an error there
-    script = "for i in $(seq 400); do echo line $i; sleep 0.05; done"
-    job = client.job_submit(argv=["bash", "-c", script], gpu_count=0)
+def test_no_line_is_lost_when_the_connection_is(browser: Browser, grid: Grid, client: NebulaClient, signed_in: Any, tmp_path: Path) -> None:
+    page = context_new(browser, storage_state=signed_in, base_url=grid.url).new_page()  # unwatched: a lost connection is an error there
+    go = tmp_path / "go"
+    script = 'i=0; while [ ! -e "$0" ]; do i=$((i + 1)); echo line $i; sleep 0.05; done; echo $i lines'
+    job = client.job_submit(argv=["bash", "-c", script, str(go)], gpu_count=0)
     page.goto(f"/jobs/{job['id']}/")
     expect(page.locator(LINES).filter(has_text="line 20").first).to_be_attached()
     grid.wait_restarted("web", grid.kill("web"))
-    wait_for(lambda: is_over(client, job["id"]), what="the job is over", deadline_s=60)
-    expect(page.locator(".log .when-done")).to_be_visible(timeout=40_000)
-    assert page.locator(LINES).all_inner_texts() == [f"line {number}" for number in range(1, 401)]
-    expect(page.locator("#job-head")).to_contain_text("Succeeded", timeout=40_000)
+    wait_for(grid.answers, what="the web server answers again")
+    go.touch()
+    wait_for(lambda: is_over(client, job["id"]), what="the job is over")
+    expect(page.locator(".log .when-done")).to_be_visible()
+    *lines, last = page.locator(LINES).all_inner_texts()
+    assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
+    assert last == f"{len(lines)} lines"
+    expect(page.locator("#job-head")).to_contain_text("Succeeded")
     page.context.close()

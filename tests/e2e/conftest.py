@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.live.grid import Grid, wait_for
+from bench.live.grid import PATIENCE_S, Grid, wait_for
 from client.sdk import NebulaClient
 from nebulagrid.embedded import redis_program
 from tests.e2e.helpers import invariants
@@ -54,7 +54,6 @@ def grid(shared_grid: Grid) -> Iterator[Grid]:
         wait_for(
             lambda: not list(client.jobs(state="WAITING,STARTING,RUNNING,STOPPING", owner="all")),
             what="all jobs of the test are over",
-            deadline_s=60,
         )
         for node in client.node_list():
             if node["cordoned"]:
@@ -71,7 +70,7 @@ def client(grid: Grid) -> Iterator[NebulaClient]:
 def finished(client: NebulaClient) -> Callable[..., Any]:
     """``finished(job_id)`` waits for the end of a job and answers with it."""
 
-    def wait(job_id: int, deadline_s: float = 60.0) -> Any:
+    def wait(job_id: int, deadline_s: float = PATIENCE_S) -> Any:
         return client.wait(job_id, timeout_s=deadline_s)
 
     return wait

@@ -42,5 +42,5 @@ def invariants(grid: Grid) -> list[str]:
         return True
 
     with contextlib.suppress(GridError):
-        wait_for(is_clean, what="invariants are clean", deadline_s=20, every_s=1.0)
+        wait_for(is_clean, what="invariants are clean", deadline_s=60, every_s=1.0)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.live.grid import Grid, GridError, scenario_cards, wait_for
+from bench.live.grid import PATIENCE_S, Grid, GridError, scenario_cards, wait_for
 from client.sdk import NebulaClient
 from tests.e2e.helpers import FINAL_STATES, invariants, log_of, running
 
@@ -38,7 +38,7 @@ class Jobs:
     def ends(self, client: NebulaClient, *names: str) -> None:
         self.release(*names)
         for name in names:
-            ended = client.wait(self.ids[name], timeout_s=60)
+            ended = client.wait(self.ids[name], timeout_s=PATIENCE_S)
             assert ended["state"] == "SUCCEEDED", (name, ended["end"])
 
     def states(self, client: NebulaClient) -> dict[str, str]:

@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.live.grid import ROOT, Grid, wait_for
+from bench.live.grid import PATIENCE_S, ROOT, Grid, wait_for
 from client.errors import NebulaError
 from client.sdk import NebulaClient
 from tests.e2e.helpers import log_of, running
@@ -25,8 +24,11 @@ def losses_of(text: str) -> list[float]:
     return [float(line.split("loss")[1].split()[0]) for line in text.splitlines() if line.startswith("epoch")]
 
 
-def test_it_trains_and_streams_losses_while_it_runs(grid: Grid, client: NebulaClient) -> None:
-    done = grid.ctl("submit", "--json", "--name", "hello", "--gpu-mem", "4G", "--", *TRAIN, "--epochs", "8", "--sleep", "0.25")
+def test_it_trains_and_streams_losses_while_it_runs(grid: Grid, client: NebulaClient, tmp_path: Path) -> None:
+    seen_first = tmp_path / "seen"  # the program does not end before its first loss was read
+    script = '"$@" && while [ ! -e "$0" ]; do sleep 0.1; done'
+    argv = ["/bin/sh", "-c", script, str(seen_first), *TRAIN, "--epochs", "8", "--sleep", "0.1"]
+    done = grid.ctl("submit", "--json", "--name", "hello", "--gpu-mem", "4G", "--", *argv)
     assert done.returncode == 0, done.stderr
     job_id = json.loads(done.stdout)["id"]
     env = {**grid.env, "NEBULA_CONFIG": str(grid.profile_file)}
@@ -34,15 +36,13 @@ def test_it_trains_and_streams_losses_while_it_runs(grid: Grid, client: NebulaCl
     follow = subprocess.Popen([str(program), "logs", "-f", str(job_id)], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
     assert follow.stdout is not None
     seen = ""
-    state_at_first_loss = None
     for line in follow.stdout:
         seen += line
-        if state_at_first_loss is None and line.startswith("epoch"):
-            state_at_first_loss = client.job_get(job_id)["state"]
+        if line.startswith("epoch"):
+            seen_first.touch()
     follow.stdout.close()
-    assert follow.wait(timeout=30) == 0
+    assert follow.wait(timeout=PATIENCE_S) == 0
     job = client.job_get(job_id)
-    assert state_at_first_loss in ("STARTING", "RUNNING"), "the first loss came after the end: that is no stream"
     assert job["state"] == "SUCCEEDED"
     losses = losses_of(seen)
     assert len(losses) == 8
@@ -133,7 +133,6 @@ def test_what_must_wait_says_why(one_node: str, client: NebulaClient) -> None:
     why = wait_for(
         lambda: (found := client.job_why(second["id"]))["code"] in REASONS and found,
         what="the pass gave its reason",
-        deadline_s=10,
     )
     assert client.job_get(second["id"])["state"] == "WAITING"
     assert why["text"]
@@ -146,14 +145,12 @@ def test_what_must_wait_says_why(one_node: str, client: NebulaClient) -> None:
 
 
 def test_a_program_without_a_handler_gets_sigterm_at_once(grid: Grid, client: NebulaClient, finished: Callable[..., Any]) -> None:
-    job = client.job_submit(argv=SLEEP, gpu_mem="4G", grace_s=60)
+    job = client.job_submit(argv=SLEEP, gpu_mem="4G", grace_s=300)  # longer than anybody here waits
     running(client, job["id"])
-    began = time.monotonic()
     client.job_cancel(job["id"])
     ended = finished(job["id"])
     assert ended["state"] == "CANCELLED"
     assert ended["attempt"]["ranks"][0]["exit_signal"] == 15
-    assert time.monotonic() - began < 20, "the grace of 60 s was waited for"
 
 
 def test_a_setsid_child_does_not_survive_a_cancel(grid: Grid, client: NebulaClient, finished: Callable[..., Any]) -> None:
@@ -164,7 +161,7 @@ def test_a_setsid_child_does_not_survive_a_cancel(grid: Grid, client: NebulaClie
     assert Path(f"/proc/{child}").exists()
     client.job_cancel(job["id"])
     finished(job["id"])
-    wait_for(lambda: not _is_alive(child), what="the setsid child is gone", deadline_s=15)
+    wait_for(lambda: not _is_alive(child), what="the setsid child is gone")
 
 
 def _is_alive(pid: int) -> bool:
@@ -262,7 +259,8 @@ def test_a_socket_tells_each_user_of_own_jobs_only(grid: Grid, tokens: dict[str,
 
     url = f"ws://127.0.0.1:{grid.port}/ws/live"
     sockets = {
-        name: websocket.create_connection(url, header=[f"Authorization: Bearer {token}"], timeout=10) for name, token in tokens.items()
+        name: websocket.create_connection(url, header=[f"Authorization: Bearer {token}"], timeout=PATIENCE_S)
+        for name, token in tokens.items()
     }
     try:
         with grid.client(tokens["anna"]) as anna:
@@ -295,7 +293,7 @@ def test_a_socket_without_a_token_or_from_a_foreign_page_is_refused(grid: Grid) 
     import websocket
 
     def connect_and_ask(headers: list[str]) -> None:
-        socket = websocket.create_connection(f"ws://127.0.0.1:{grid.port}/ws/live", header=headers, timeout=5)
+        socket = websocket.create_connection(f"ws://127.0.0.1:{grid.port}/ws/live", header=headers, timeout=PATIENCE_S)
         socket.send('{"subscribe": ["pool"]}')
         if not socket.recv():  # how a close frame arrives
             raise websocket.WebSocketConnectionClosedException("closed")

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.live.grid import ROOT, Grid, port_pick, wait_for
+from bench.live.grid import PATIENCE_S, ROOT, Grid, port_pick, wait_for
 from tests.e2e.helpers import log_of, running
 
 
 def up(grid: Grid, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "manage.py", "up", *args]
-    return subprocess.run(argv, cwd=ROOT, env={**grid.env, **env}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, cwd=ROOT, env={**grid.env, **env}, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_second_up_on_the_same_data_is_refused(grid: Grid) -> None:
@@ -54,12 +54,13 @@ def test_ctrl_c_leaves_the_job_and_a_second_start_picks_it_up(tmp_path: Path) ->
     # Deep enough that no socket fits below it.
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     grid = Grid(deep, agents=1)
-    script = 'echo "$$"; i=0; while [ $i -lt 70 ]; do echo "line $i"; i=$((i + 1)); sleep 0.1; done; exit 9'
+    go = tmp_path / "go"
+    script = 'echo "$$"; i=0; while [ ! -e "$0" ]; do echo "line $i"; i=$((i + 1)); sleep 0.1; done; echo "$i lines"; exit 9'
     with grid.running():
         password = (grid.data / "admin-password").read_text()
         assert password.strip() in grid.output.read_text()
         with grid.client() as client:
-            job_id = client.job_submit(argv=["/bin/sh", "-c", script], gpu_mem="4G")["id"]
+            job_id = client.job_submit(argv=["/bin/sh", "-c", script, str(go)], gpu_mem="4G")["id"]
             running(client, job_id)
             wait_for(lambda: "line 3" in log_of(client, job_id), what="some output arrived")
             pid = int(log_of(client, job_id).split()[0])
@@ -71,7 +72,11 @@ def test_ctrl_c_leaves_the_job_and_a_second_start_picks_it_up(tmp_path: Path) ->
         assert grid.profile().token == token, "a working profile is left alone"
         assert (grid.data / "admin-password").read_text() == password
         with grid.client() as client:
-            ended = client.wait(job_id, timeout_s=60)
+            before = len(log_of(client, job_id))
+            wait_for(lambda: len(log_of(client, job_id)) > before, what="the new agent ships the output")
+            go.touch()
+            ended = client.wait(job_id, timeout_s=PATIENCE_S)
             assert (ended["state"], ended["end"]["exit_code"], ended["attempt"]["epoch"]) == ("FAILED", 9, 1)
-            assert log_of(client, job_id) == f"{pid}\n" + "".join(f"line {i}\n" for i in range(70))
-    wait_for(lambda: not grid.processes(), what="nothing of the grid is left", deadline_s=10)
+            count = int(log_of(client, job_id).split()[-2])
+            assert log_of(client, job_id) == f"{pid}\n" + "".join(f"line {i}\n" for i in range(count)) + f"{count} lines\n"
+    wait_for(lambda: not grid.processes(), what="nothing of the grid is left")
