@@ -10,14 +10,16 @@
 ``scope``   what a token must be good for: read | submit | manage. A browser's session is good for all.
 ``token``   ``any`` = project tokens too, ``own`` = personal ones alone, ``no`` = a password or a session, never a token.
 
-A route ending in ``*`` stands for all below it.
+A route is spelled as the resolver tells it (``request.resolver_match.route``); one ending in ``*`` stands for all below it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 
 class Who(StrEnum):
@@ -144,14 +146,36 @@ GET,POST     user    own           accounts/reauthenticate/
 GET,POST     nobody  -             accounts/reauthenticate/code/
 GET,POST     nobody  -             accounts/reauthenticate/code/confirm/
 GET,POST     nobody  -             accounts/login/code/confirm/
-GET,POST     user    own           accounts/email/
+GET,POST     nobody  -             accounts/email/
 GET          anyone  -             accounts/confirm-email/
-GET,POST     anyone  -             accounts/^confirm-email/(?P<key>[-:\\w]+)/$
+GET,POST     anyone  -             accounts/confirm-email/(?P<key>[-:\\w]+)/$
 GET,POST     user    own           accounts/password/change/
 GET,POST     user    own           accounts/password/set/
+GET          user    own           accounts/2fa/
+GET,POST     anyone  -             accounts/2fa/authenticate/
+GET,POST     user    own           accounts/2fa/reauthenticate/
+GET,POST     user    own           accounts/2fa/totp/activate/
+GET,POST     user    own           accounts/2fa/totp/deactivate/
+GET          user    own           accounts/2fa/recovery-codes/
+GET,POST     user    own           accounts/2fa/recovery-codes/generate/
+GET          user    own           accounts/2fa/recovery-codes/download/
+GET,POST     user    own           accounts/sessions/
+GET          anyone  -             accounts/sso/login/cancelled/
+GET          anyone  -             accounts/sso/login/error/
+GET,POST     anyone  -             accounts/sso/signup/
+GET,POST     nobody  -             accounts/sso/
+GET,POST     anyone  -             accounts/sso/oidc/(?P<provider_id>[^/]+)/login/
+GET          anyone  -             accounts/sso/oidc/(?P<provider_id>[^/]+)/login/callback/
+GET,POST     user    own           account/
+POST         user    own           account/tokens/new/
+POST         user    own           account/tokens/<int:id>/revoke/
+GET          user    own           projects/
+POST         staff   -             projects/new/
+GET          user    project.see   projects/<slug:name>/
+POST         user    project.lead  projects/<slug:name>/act/
 GET,POST     anyone  -             accounts/password/reset/
 GET          anyone  -             accounts/password/reset/done/
-GET,POST     anyone  -             accounts/^password/reset/key/(?P<uidb36>[0-9A-Za-z]+)-(?P<key>.+)/$
+GET,POST     anyone  -             accounts/password/reset/key/(?P<uidb36>[0-9A-Za-z]+)-(?P<key>.+)/$
 GET          anyone  -             accounts/password/reset/key/done/
 GET,POST     staff   -             admin/*
 """
@@ -262,9 +286,22 @@ staff     -          node
 """
 # fmt: on
 
+#: Routes that are mounted only where NEBULA_OIDC_* is set.
+OPTIONAL = "accounts/sso/"
 #: Whatever has no view: the API's own 404, for all methods.
 CATCH_ALL = "^api/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+def routes_mounted(patterns: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """(route, view) of all that is mounted, routes spelled as the resolver tells them."""
+    for pattern in patterns:
+        here = str(pattern.pattern)
+        route = before + (here.removeprefix("^") if before else here)
+        if hasattr(pattern, "url_patterns"):
+            yield from routes_mounted(pattern.url_patterns, route)
+        else:
+            yield route, pattern.callback
 
 
 def _lines(text: str) -> list[list[str]]:

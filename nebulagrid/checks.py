@@ -110,6 +110,20 @@ def check_policy(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Check
     ]
 
 
+@register(Tags.security)
+def check_access(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Each route has a row in the authorisation table. What has none is refused to everybody; here one hears of it before that."""
+    from django.urls import get_resolver
+
+    from nebulagrid.access import CATCH_ALL, routes_mounted, rules_of
+
+    return [
+        Error(f"The route {route} has no row in the authorisation table.", hint="nebulagrid/access.py", id="nebulagrid.E008")
+        for route, _view in routes_mounted(get_resolver().url_patterns)
+        if route != CATCH_ALL and not rules_of(route)
+    ]
+
+
 @register(Tags.security, deploy=True)
 def check_debug(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     if settings.DEBUG:

@@ -22,6 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 from django.utils.translation import gettext_lazy as _
 
+from nebulagrid import signin
 from nebulagrid.embedded import EmbeddedError, socket_folder
 from nebulagrid.statics import cache_headers
 
@@ -133,6 +134,7 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.usersessions",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -305,6 +307,18 @@ UNFOLD: dict[str, Any] = {
 # --- People ---------------------------------------------------------------------------------------------------
 AUTH_USER_MODEL = "quotas.User"
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+# By a directory (LDAP) and through another sign-in (OIDC); nebulagrid/signin.py reads both and says what is wrong with them.
+LDAP = signin.ldap_from(env)
+if LDAP is not None:
+    AUTHENTICATION_BACKENDS.append("quotas.ldap.LdapBackend")
+OIDC = signin.oidc_from(env)
+if OIDC is not None:
+    INSTALLED_APPS += ["allauth.socialaccount", "allauth.socialaccount.providers.openid_connect"]
+    SOCIALACCOUNT_PROVIDERS = {"openid_connect": signin.oidc_provider(OIDC)}
+    SOCIALACCOUNT_ADAPTER = "quotas.social.SocialAdapter"
+    SOCIALACCOUNT_ONLY = False
+    SOCIALACCOUNT_AUTO_SIGNUP = True
+    SOCIALACCOUNT_LOGIN_ON_GET = False
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
@@ -315,14 +329,18 @@ if TESTING:
 ACCOUNT_USER_MODEL_USERNAME_FIELD = None
 ACCOUNT_LOGIN_METHODS = {"email"}
 ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
-ACCOUNT_EMAIL_VERIFICATION = env("EMAIL_VERIFICATION", "none")
+# Empty = an admin makes accounts; open = everybody; else the domains of addresses that may.
+SIGNUP = env_list("SIGNUP")
 ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
 # Tries from one address are counted by quotas/throttles.py. A limit per account stays, wide enough that a stranger can't lock people out.
 ACCOUNT_RATE_LIMITS = {"login_failed": "20/5m/key"}
 LOGIN_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
+MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+MFA_TOTP_ISSUER = "NebulaGrid"
 # Without a mail server the sign-in page offers no link by mail, and what is mailed all the same is in our own output.
 EMAIL_HOST = env("EMAIL_HOST")
+ACCOUNT_EMAIL_VERIFICATION = signin.verification_from(env, has_mail=bool(EMAIL_HOST), has_signup=bool(SIGNUP))
 EMAIL_PORT = env_int("EMAIL_PORT", 587)
 EMAIL_HOST_USER = env("EMAIL_USER")
 EMAIL_HOST_PASSWORD = env("EMAIL_PASSWORD")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allauth.account import views as account
 from allauth.account.decorators import secure_admin_login
+from django.conf import settings
 from django.contrib import admin
 from django.http import HttpResponseRedirect
 from django.templatetags.static import static
@@ -60,10 +61,20 @@ urlpatterns = [
     re_path(r"^api/", api.api_not_found),
     path("accounts/login/", throttled_page(account.login), name="account_login"),
     path("accounts/password/reset/", throttled_page(account.password_reset), name="account_reset_password"),
+    path("accounts/signup/", throttled_page(account.signup), name="account_signup"),
     path("accounts/", include("allauth.account.urls")),
+    path("accounts/2fa/", include("allauth.mfa.urls")),
+    path("accounts/sessions/", include("allauth.usersessions.urls")),
+    path("", include("quotas.page_urls")),
     path("i18n/", include("django.conf.urls.i18n")),
     path("admin/", admin.site.urls),
 ]
+
+if settings.OIDC is not None:
+    urlpatterns += [
+        path("accounts/sso/", include("allauth.socialaccount.urls")),
+        path("accounts/sso/", include("allauth.socialaccount.providers.openid_connect.urls")),
+    ]
 
 handler400 = api.handler400
 handler403 = api.handler403

@@ -1,17 +1,37 @@
-"""How allauth behaves here: accounts are made by an admin, and an address is what our own proxies say it is."""
+"""How allauth behaves here: who may sign up, and an address is what our own proxies say it is."""
 
 from __future__ import annotations
 
-from allauth.account.adapter import DefaultAccountAdapter
-from django.http import HttpRequest
+from typing import Any
 
+from allauth.account.adapter import DefaultAccountAdapter
+from django import forms
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+
+from quotas.services import user_provision
 from quotas.throttles import client_address
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
     def is_open_for_signup(self, request: HttpRequest) -> bool:
-        """Nobody signs up alone: an admin makes the account, with its project and quota."""
-        return False
+        """By default nobody signs up alone: an admin makes the account. NEBULA_SIGNUP opens it to all, or to some domains."""
+        return bool(settings.SIGNUP)
+
+    def clean_email(self, email: str) -> str:
+        email = str(super().clean_email(email)).lower()
+        domain = email.rpartition("@")[2]
+        if settings.SIGNUP and "open" not in settings.SIGNUP and domain not in {known.lower() for known in settings.SIGNUP}:
+            text = _("Accounts here are for addresses at %(domains)s.") % {"domains": ", ".join(settings.SIGNUP)}
+            raise forms.ValidationError(text)
+        return email
+
+    def save_user(self, request: HttpRequest, user: Any, form: Any, commit: bool = True) -> Any:
+        user = super().save_user(request, user, form, commit=commit)
+        if commit:
+            user_provision(user=user)
+        return user
 
     def get_client_ip(self, request: HttpRequest) -> str:
         return client_address(request)

@@ -84,6 +84,7 @@ class PersonAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc]
         obj.email = obj.email.lower()
         super().save_model(request, obj, form, change)
         services.user_provision(user=obj)
+        services.address_confirm(user=obj)
 
 
 @admin.register(Project)

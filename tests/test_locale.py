@@ -18,6 +18,7 @@ SOURCES = [
     *(ROOT / name for name in ("jobs/refusals.py", "jobs/api.py", "jobs/output_api.py", "jobs/parameters.py")),
     *(ROOT / name for name in ("jobs/serializers.py", "nodes/wording.py", "nodes/errors.py", "nodes/serializers.py")),
     *(ROOT / name for name in ("quotas/api.py", "quotas/auth.py", "quotas/errors.py", "quotas/serializers.py")),
+    *(ROOT / name for name in ("quotas/account_views.py", "quotas/project_views.py", "quotas/adapters.py")),
     *(ROOT / name for name in ("quotas/notify.py", "quotas/deliver.py", "quotas/webhooks.py")),
     *(
         ROOT / name

@@ -123,7 +123,7 @@ def test_pages_speak_the_readers_language(lin: User) -> None:
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 OPEN = ["/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/api/v1/docs", "/nothing-here"]
-SIGNED_IN = ["/", "/accounts/password/change/", "/accounts/logout/", "/accounts/email/"]
+SIGNED_IN = ["/", "/accounts/password/change/", "/accounts/logout/", "/account/", "/projects/", "/accounts/2fa/", "/accounts/sessions/"]
 
 
 @pytest.mark.parametrize("path", OPEN + SIGNED_IN)
