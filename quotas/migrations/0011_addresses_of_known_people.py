@@ -14,7 +14,7 @@ def confirm(apps, schema_editor):
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("quotas", "0008_token_scopes"),
+        ("quotas", "0010_use_of_jobs"),
         ("account", "0009_emailaddress_unique_primary_email"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
