@@ -303,6 +303,41 @@ class NebulaClient(SecretCalls, QuotaCalls):
         """With its review; its card must be back in service. Staff."""
         return cast("dict[str, Any]", self._call("POST", f"/incidents/{int(incident)}/close", body={"text": text}))
 
+    def alert_list(
+        self, *, state: str | None = None, level: str | None = None, node: str | None = None, rule: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Open ones first. ``state``: active (the default), open, acknowledged, resolved, all."""
+        filters = {k: v for k, v in (("state", state), ("level", level), ("node", node), ("rule", rule)) if v}
+        return cast("list[dict[str, Any]]", list(self._pages("/alerts/", filters)))
+
+    def alert_get(self, alert: int) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._call("GET", f"/alerts/{int(alert)}"))
+
+    def alert_acknowledge(self, alert: int, *, note: str = "") -> dict[str, Any]:
+        """Somebody looks after it. Staff."""
+        body = {"note": note} if note else {}
+        return cast("dict[str, Any]", self._call("POST", f"/alerts/{int(alert)}/acknowledge", body=body, is_repeatable=True))
+
+    def alert_reopen(self, alert: int) -> dict[str, Any]:
+        """Take an acknowledgement back. Staff."""
+        return cast("dict[str, Any]", self._call("POST", f"/alerts/{int(alert)}/reopen", is_repeatable=True))
+
+    def alert_mute(
+        self, *, reason: str, rule: str | None = None, node: str | None = None, gpu: str | None = None, for_s: int | None = None
+    ) -> dict[str, Any]:
+        """Nobody is told of what it names (``gpu``: UUID), for so long; None = until it is lifted. Staff."""
+        wanted = {"rule": rule, "node": node, "gpu": gpu, "for_s": for_s}
+        body = {"reason": reason} | {name: value for name, value in wanted.items() if value is not None}
+        return cast("dict[str, Any]", self._call("POST", "/alerts/mutes/", body=body))
+
+    def alert_mute_list(self) -> list[dict[str, Any]]:
+        """The latest first; ``active`` tells those that hold. Staff."""
+        return cast("list[dict[str, Any]]", list(self._pages("/alerts/mutes/", {})))
+
+    def alert_unmute(self, mute: int) -> dict[str, Any]:
+        """Staff."""
+        return cast("dict[str, Any]", self._call("POST", f"/alerts/mutes/{int(mute)}/lift", is_repeatable=True))
+
     def usage(self) -> shapes.Usage:
         """The pool in numbers, and what of it is mine."""
         return cast(shapes.Usage, self._call("GET", "/resources/usage"))

@@ -115,6 +115,8 @@ class FakeApi:
         self.nodes: list[dict[str, Any]] = []
         self.notices: list[dict[str, Any]] = []
         self.incidents: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []
+        self.mutes: list[dict[str, Any]] = []
         self.forecast: dict[str, Any] = {
             "verdict": "starts",
             "code": "",
@@ -357,6 +359,14 @@ class FakeApi:
                 "evidence": {"power": [], "kernel": []}, **fields,
             },
         )  # fmt: skip
+        return number
+
+    def alert_add(self, text: str = "node01 gpu0 is at 87 °C.", **fields: Any) -> int:
+        """An open warning; its number."""
+        number = len(self.alerts) + 1
+        row = {"id": number, "rule": "hot", "metric": "temp_c", "state": "OPEN", "level": "warning", "title": "Hot", "text": text}
+        row |= {"node": "node01", "gpu": 0, "jobs": [], "opened_at": _now(), "muted": False, "note": "", "acked_by": None, **fields}
+        self.alerts.insert(0, row)
         return number
 
     def job_json(self, job: FakeJob, *, is_detail: bool) -> dict[str, Any]:

@@ -143,6 +143,8 @@ class Handler(BaseHTTPRequestHandler):
                 return 200, self._page(self._incidents(query), query)
             case ["incidents", number, *rest], _:
                 return self._incident(user, number, rest, method, body)
+            case ["alerts", *rest], _:
+                return self._alerts(user, rest, method, body, query)
             case ["gpus", ""], "GET":
                 return 200, self._page([gpu for node in self.api.nodes for gpu in node["gpus"]], query)
             case ["resources", "usage"], "GET":
@@ -313,6 +315,56 @@ class Handler(BaseHTTPRequestHandler):
         following = offset + len(data) - len(decoder.getstate()[0])
         where = {"offset": offset, "next_offset": following, "length": len(log), "is_complete": is_end}
         return {"job": job.row["id"], "attempt": attempt.epoch, "rank": rank, **where, "text": text}
+
+    # --- alerts ----------------------------------------------------------------------------------------------------
+
+    def _alerts(self, user: dict[str, Any], rest: list[str], method: str, body: dict[str, Any], query: dict[str, str]) -> tuple[int, Any]:
+        match rest, method:
+            case [""], "GET":
+                state, wanted = query.get("state", "active"), [name for name in ("level", "node", "rule") if name in query]
+                rows = [row for row in self.api.alerts if all(row[name] == query[name] for name in wanted)]
+                is_over = {"active": ("OPEN", "ACKNOWLEDGED"), "all": ("OPEN", "ACKNOWLEDGED", "RESOLVED")}.get(state, (state.upper(),))
+                return 200, self._page([row for row in rows if row["state"] in is_over], query)
+            case [number], "GET":
+                return 200, self._alert(number)
+            case ["mutes", ""], "GET":
+                self._staff(user)
+                return 200, self._page(self.api.mutes, query)
+            case ["mutes", ""], "POST":
+                self._staff(user)
+                text = " · ".join(str(body[name]) for name in ("rule", "node", "gpu") if name in body)
+                until = "2030-01-01T10:00:00Z" if body.get("for_s") else None
+                mute = {
+                    "id": len(self.api.mutes) + 1,
+                    "text": text,
+                    "reason": body["reason"],
+                    "until": until,
+                    "by": user["email"],
+                    "active": True,
+                }
+                self.api.mutes.insert(0, mute | {name: body.get(name) for name in ("rule", "node", "gpu", "for_s")})
+                return 201, self.api.mutes[0]
+            case ["mutes", number, "lift"], "POST":
+                self._staff(user)
+                found = next((mute for mute in self.api.mutes if str(mute["id"]) == number), None)
+                if found is None:
+                    raise Refusal(404, "not_found", f"There is no mute {number}.")
+                found["active"] = False
+                return 200, found
+            case [number, ("acknowledge" | "reopen") as verb], "POST":
+                self._staff(user)
+                row = self._alert(number)
+                if row["state"] == "RESOLVED":
+                    raise Refusal(409, "alert_resolved", f"Alert {number} is resolved; there is nothing to acknowledge any more.")
+                row |= {"state": "ACKNOWLEDGED" if verb == "acknowledge" else "OPEN", "note": body.get("note", "")}
+                return 200, row
+        raise Refusal(404, "not_found", "There is nothing at this address.")
+
+    def _alert(self, number: str) -> dict[str, Any]:
+        row = next((row for row in self.api.alerts if str(row["id"]) == number), None)
+        if row is None:
+            raise Refusal(404, "not_found", f"There is no alert {number}.")
+        return row
 
     # --- incidents -------------------------------------------------------------------------------------------------
 

@@ -5,3 +5,9 @@ from django.utils.translation import gettext_lazy as _
 class JobsConfig(AppConfig):
     name = "jobs"
     verbose_name = _("Jobs")
+
+    def ready(self) -> None:
+        from jobs import job_news
+        from quotas import notify
+
+        notify.kinds_add(job_news.KINDS)

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from jobs import alert_figures
 from jobs.forecaster import forecast_wanted
+from jobs.job_news import news_tick
 from jobs.services.faults import faults_apply
 from jobs.services.overuse import overuse_look
 from jobs.services.schedule import PassResult
@@ -67,5 +68,7 @@ def health() -> None:
 
 @shared_task(name="jobs.tasks.alerts")
 def alerts() -> None:
-    """Every 5 s; the first of each 15 s looks at the rules."""
-    alerts_tick(now=timezone.now().timestamp(), more=alert_figures.figures, owners=alert_figures.owners)
+    """Every 5 s: what owners want to hear of their jobs; the first of each 15 s looks at the rules."""
+    now = timezone.now().timestamp()
+    news_tick(now=now)
+    alerts_tick(now=now, more=alert_figures.figures, owners=alert_figures.owners)

@@ -14,8 +14,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from nodes.alert_metrics import METRICS
 from nodes.alert_read import FILTERS, BadFilter, alert_rows, alerts_filtered, alerts_visible_to, rules_known
-from nodes.alert_words import mute_text, rule_text, rule_title
+from nodes.alert_words import figure_text, mute_text, rule_text, rule_title
 from nodes.alerts import alert_acknowledge, alert_reopen, mute_create, mute_lift, mutes_now
 from nodes.errors import AlertRefused
 from nodes.models import Alert, AlertMute, AlertRule, Gpu, Node, NodeState
@@ -66,7 +67,15 @@ def alert_detail(request: HttpRequest, id: int) -> HttpResponse:
 
 def _alert_page(request: HttpRequest, alert: Alert, *, error: str = "") -> HttpResponse:
     [row] = alert_rows([alert], request.user)
-    context = {"row": row, "alert": alert, "rule_text": rule_text(alert.rule) if alert.rule else "", "error": error, "hours": HOURS}
+    has_figure = alert.metric in METRICS and METRICS[alert.metric].unit
+    context = {
+        "row": row,
+        "alert": alert,
+        "rule_text": rule_text(alert.rule) if alert.rule else "",
+        "error": error,
+        "value_text": figure_text(alert.metric, alert.value) if has_figure and not alert.resolved_at else "",
+        "peak_text": figure_text(alert.metric, alert.peak) if has_figure else "",
+    }
     return render(request, "alerts/detail.html", context, status=400 if error else 200)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from nodes.alert_eval import is_past
 from nodes.alert_metrics import LEVEL_WORDS, METRICS
 from nodes.alert_models import Alert, AlertMute, AlertRule
 from nodes.formats import NBSP, duration, number
@@ -103,7 +104,12 @@ def row_title(alert: Alert) -> str:
 
 
 def row_sentence(alert: Alert) -> str:
-    return alert_sentence(alert.metric, alert.value if alert.value is not None else alert.peak, alert.params)
+    """With the figure as it is now while it is past the limit, else with the worst: "0% is used (limit 90%)" helps nobody."""
+    value, limit = alert.value, alert.params.get("limit")
+    op = alert.rule.op if alert.rule is not None else "ge"
+    if value is None or alert.resolved_at is not None or (isinstance(limit, int | float) and not is_past(op, value, limit)):
+        value = alert.peak if alert.peak is not None else value
+    return alert_sentence(alert.metric, value, alert.params)
 
 
 def _notice_title(params: Mapping[str, Any]) -> str:
