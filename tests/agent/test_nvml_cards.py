@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +17,7 @@ from agent.backends.nvml import NvmlBackend
 from agent.backends.nvml_lib import library_version, module_version, versions_differ
 from agent.protocol import GpuHealth, GpuStatus
 from tests.agent.nvml_lab import HEALTHY, MIB, Machine
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED, UNKNOWN = 3, 4, 10, 13, 15, 16, 999
 
@@ -345,6 +345,8 @@ def kernel(tmp_path: Path) -> Iterator[tuple[NvmlBackend, int]]:
     path = tmp_path / "kmsg"
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR)
+    # One record a read, as the kernel's file gives them.
+    fcntl.fcntl(writer, fcntl.F_SETFL, fcntl.fcntl(writer, fcntl.F_GETFL) | os.O_DIRECT)
     found = NvmlBackend(xid_wait_ms=50, kernel_log=str(path), root=str(tmp_path))
     yield found, writer
     found.cleanup()
@@ -352,9 +354,11 @@ def kernel(tmp_path: Path) -> Iterator[tuple[NvmlBackend, int]]:
 
 
 def test_the_process_that_only_the_kernel_names_comes_with_the_number_that_nvml_told_first(
-    machine: Machine, kernel: tuple[NvmlBackend, int]
+    machine: Machine, kernel: tuple[NvmlBackend, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a card that several jobs share, it is what tells whose program it was."""
+    monkeypatch.setattr("agent.backends.nvml.WORDS_S", PATIENCE_S)
+    monkeypatch.setattr("agent.backends.nvml.SAME_S", PATIENCE_S)
     backend, log = kernel
     uuid = machine.card(pci="0000:3b:00")
     backend.initialize()
@@ -372,12 +376,10 @@ def test_a_number_without_words_is_told_all_the_same(machine: Machine, kernel: t
     backend, _log = kernel
     uuid = machine.card()
     backend.initialize()
-    began = time.monotonic()
     machine.xid(0, 79)
     found: list[HardwareEvent] = []
     wait_until(lambda: found.extend(backend.events()) or found, "the event")
     assert [(e.gpu, e.data) for e in found] == [(uuid, {"xid": 79})]
-    assert time.monotonic() - began < 2.0
 
 
 def test_the_lines_around_a_fault_follow_it(machine: Machine, kernel: tuple[NvmlBackend, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +393,6 @@ def test_the_lines_around_a_fault_follow_it(machine: Machine, kernel: tuple[Nvml
     ]
     for line in lines:
         os.write(log, f"3,1,2,-;{line}\n".encode())
-        time.sleep(0.01)  # one record a read, as the kernel's file gives them
     found: list[HardwareEvent] = []
     wait_until(lambda: found.extend(backend.events()) or len(found) == 2, "the event and its surroundings")
     assert [(e.kind, e.gpu) for e in found] == [("xid", uuid), ("kernel_log", uuid)]

@@ -48,7 +48,7 @@ class Node:
         self.ready = threading.Event()
         self.thread = threading.Thread(target=self._run, name="reporter")
         self.thread.start()
-        self.ready.wait(10)
+        assert self.ready.wait(PATIENCE_S)
 
     def _run(self) -> None:
         config = Config(
@@ -74,7 +74,7 @@ class Node:
 
     def stop(self) -> int | None:
         self.reporter.stop()
-        self.thread.join(10)
+        self.thread.join(PATIENCE_S)
         return self.code
 
 
@@ -127,7 +127,7 @@ def test_a_second_agent_ends_the_first(plane: FakeControlPlane, node: Node) -> N
     plane.wait(lambda: plane.syncs, what="a sync")
     with plane.lock:
         plane.sessions.append("another")
-    node.thread.join(10)
+    node.thread.join(PATIENCE_S)
     assert node.code == EXIT_SESSION_REFUSED
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.live.grid import ROOT, Grid, wait_for
+from bench.live.grid import PATIENCE_S, ROOT, Grid, wait_for
 from client.errors import NebulaError
 from client.sdk import NebulaClient
 from tests.e2e.helpers import log_of, running
@@ -77,7 +77,7 @@ def command_lines_with() -> list[str]:
 
 def browser(grid: Grid) -> httpx.Client:
     """Signed in as the administrator."""
-    found = httpx.Client(base_url=grid.url, follow_redirects=True, timeout=30)
+    found = httpx.Client(base_url=grid.url, follow_redirects=True, timeout=PATIENCE_S)
     form = found.get("/accounts/login/").text
     token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', form)
     assert token is not None
