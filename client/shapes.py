@@ -133,6 +133,7 @@ class Job(TypedDict):
     exclusive: bool
     time_limit_s: int | None
     grace_s: int | None
+    idle_after_s: NotRequired[int | None]
     priority: int
     queue: str
     qos: str

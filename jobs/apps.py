@@ -7,7 +7,7 @@ class JobsConfig(AppConfig):
     verbose_name = _("Jobs")
 
     def ready(self) -> None:
-        from jobs import job_news
+        from jobs import idle_words, job_news
         from quotas import notify
 
-        notify.kinds_add(job_news.KINDS)
+        notify.kinds_add(job_news.KINDS | idle_words.KINDS)

@@ -111,6 +111,7 @@ class EndReason(StrEnum):
     GPU_FAULT = "gpu_fault"
     GPU_MEMORY = "gpu_memory"
     SLICE_EXCEEDED = "slice_exceeded"
+    IDLE = "idle"
     HOST_MEMORY = "host_memory"
     PIDS_LIMIT = "pids_limit"
     NODE_LOST = "node_lost"

@@ -44,6 +44,7 @@ class Job(models.Model):
     constraints = models.JSONField(_("constraints"), default=dict, blank=True)  # jobs/requests.py names the keys
     time_limit_s = models.PositiveIntegerField(_("time limit, s"), null=True, blank=True)
     grace_s = models.PositiveIntegerField(_("grace, s"), null=True, blank=True)
+    idle_after_s = models.PositiveIntegerField(_("stopped when idle for, s"), null=True, blank=True)  # else the queue's or nobody's rule
     priority = models.IntegerField(_("priority"), default=0)
     queue = models.CharField(_("queue"), max_length=40, blank=True, default="")  # "" = the policy's first
     qos = models.CharField(_("quality of service"), max_length=40, blank=True, default="")  # "" = none
@@ -74,6 +75,7 @@ class Job(models.Model):
     wait_code = models.CharField(_("waits because"), max_length=40, blank=True)
     wait_params = models.JSONField(default=dict, blank=True)
     wait_at = models.DateTimeField(_("reason checked"), null=True, blank=True)
+    idle_warned_at = models.DateTimeField(_("told that it is idle"), null=True, blank=True, editable=False)
     # how it went
     epoch = models.PositiveIntegerField(_("epoch"), default=0)
     # After a restore: later attempts begin above every epoch that a node may have seen, and none does before all have spoken.

@@ -182,6 +182,7 @@ EVENT_LOOKS = {
     "released": ("", "play"),
     "node_silent": ("warn", "help"),
     "slice_over": ("warn", "warn"),
+    "idle": ("warn", "hourglass"),
     "slice_over_stop": ("warn", "warn"),
 }
 

@@ -34,6 +34,7 @@ class JobRequest:
     requeue: bool = True
     on_node_loss: str = OnNodeLoss.HOLD.value
     grace_s: int | None = None
+    idle_after_s: int | None = None  # stopped when its cards do nothing for so long; None = as the queue and the installation say
     priority: int = 0
     hold: bool = False
     queue: str = ""  # one of Policy.queues; "" = the first

@@ -107,6 +107,7 @@ class JobSchema(serializers.Serializer[Any]):
     exclusive = serializers.BooleanField(help_text="Whole GPUs, however little memory is asked for.")
     time_limit_s = serializers.IntegerField(allow_null=True)
     grace_s = serializers.IntegerField(allow_null=True)
+    idle_after_s = serializers.IntegerField(allow_null=True)
     priority = serializers.IntegerField()
     queue = serializers.CharField(help_text="Empty: the policy's first.")
     qos = serializers.CharField(help_text="Empty: none.")

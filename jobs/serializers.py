@@ -18,6 +18,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from jobs import needs, parsing, refusals, wording
+from jobs.idle import WINDOW_LEAST_S, WINDOW_MOST_S
 from jobs.job_secrets import refs_find
 from jobs.lifecycle import JobState, OnNodeLoss
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
@@ -146,6 +147,13 @@ class SubmitRequest(InputSerializer):
     requeue = StrictBoolean(required=False, default=True, help_text="Back into the queue when the infrastructure failed.")
     on_node_loss = serializers.ChoiceField(choices=[o.value for o in OnNodeLoss], required=False, default=OnNodeLoss.HOLD.value)
     grace_s = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
+    idle_after_s = StrictInteger(
+        required=False,
+        allow_null=True,
+        min_value=WINDOW_LEAST_S,
+        max_value=WINDOW_MOST_S,
+        help_text="Stopped when its cards do nothing for so long; the queue or the installation may ask for less.",
+    )
     priority = StrictInteger(required=False, default=0, min_value=-1000, max_value=1000, help_text="Above 0: staff only.")
     queue = StrictChar(required=False, allow_blank=True, default="", max_length=40, help_text="By name; default: the policy's first.")
     qos = StrictChar(
@@ -252,6 +260,7 @@ class SubmitRequest(InputSerializer):
             requeue=data["requeue"],
             on_node_loss=data["on_node_loss"],
             grace_s=data.get("grace_s"),
+            idle_after_s=data.get("idle_after_s"),
             priority=data["priority"],
             hold=data["hold"],
             queue=data["queue"],
@@ -373,6 +382,7 @@ def job_json(
         "exclusive": bool(job.constraints.get("exclusive")),
         "time_limit_s": job.time_limit_s,
         "grace_s": job.grace_s,
+        "idle_after_s": job.idle_after_s,
         "priority": job.priority,
         "queue": job.queue,
         "qos": job.qos,

@@ -13,6 +13,7 @@ from jobs import alert_figures
 from jobs.forecaster import forecast_wanted
 from jobs.job_news import news_tick
 from jobs.services.faults import faults_apply
+from jobs.services.idle import idle_turn
 from jobs.services.overuse import overuse_look
 from jobs.services.schedule import PassResult
 from jobs.services.schedule import schedule_pass as pass_do
@@ -62,6 +63,7 @@ def health() -> None:
     care_run(now=now)
     trends_tick(now=now.timestamp())
     overuse_look(now=now.timestamp())
+    idle_turn(now=now)
     if faults_apply(now=now):
         pass_do(wait_s=0.0)
 

@@ -124,6 +124,17 @@ def check_access(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[Check
     ]
 
 
+@register()
+def check_idle(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
+    from jobs.idle import queues_read
+
+    try:
+        queues_read(settings.IDLE_QUEUES)
+    except ValueError as error:
+        return [Error(str(error), hint="docs/scheduling.md, Jobs that do nothing.", id="nebulagrid.E020")]
+    return []
+
+
 @register(Tags.security, deploy=True)
 def check_debug(app_configs: Sequence[Any] | None, **kwargs: Any) -> list[CheckMessage]:
     if settings.DEBUG:

@@ -454,6 +454,14 @@ ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
 FAULT_GRACE_S = env_int("FAULT_GRACE_S", 15)
 STOP_GRACE_S = env_int("STOP_GRACE_S", 30)
+# Jobs that hold cards and do nothing; 0 = nobody is watched (jobs/idle.py).
+IDLE_AFTER_S = env_int("IDLE_AFTER_S", 0)
+IDLE_GRACE_S = env_int("IDLE_GRACE_S", 600)
+IDLE_QUEUES = env("IDLE_QUEUES")
+IDLE_UTIL_PCT = env_int("IDLE_UTIL_PCT", 5)
+IDLE_CPU_CORES = env_float("IDLE_CPU_CORES", 0.5)
+if IDLE_AFTER_S and not 300 <= IDLE_AFTER_S <= 86_400:
+    raise ImproperlyConfigured(f"NEBULA_IDLE_AFTER_S is {IDLE_AFTER_S}; expected 0 (off), or seconds from 300 to 86400.")
 SLICE_EXCEEDED = env("SLICE_EXCEEDED", "stop")  # D25
 if SLICE_EXCEEDED not in ("stop", "warn"):
     raise ImproperlyConfigured(f"NEBULA_SLICE_EXCEEDED is {SLICE_EXCEEDED!r}; expected stop or warn.")

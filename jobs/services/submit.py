@@ -143,6 +143,7 @@ def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: dateti
             "nodes",
             "time_limit_s",
             "grace_s",
+            "idle_after_s",
             "priority",
             "queue",
             "qos",

@@ -110,6 +110,12 @@ ENDS: dict[str, Sentence] = {
     EndReason.SLICE_EXCEEDED: _with(
         gettext_lazy("Stopped: it used more GPU memory than it asked for."), "used_mib", gettext_lazy("It used %(used_mib)s."), gib
     ),
+    EndReason.IDLE: _with(
+        gettext_lazy("Stopped: its cards did nothing."),
+        "window_s",
+        gettext_lazy("For %(window_s)s neither cards nor processors worked."),
+        duration,
+    ),
     EndReason.HOST_MEMORY: _with(gettext_lazy("Killed by the kernel: the node's memory was used up."), "node", _ON_NODE),
     EndReason.PIDS_LIMIT: _with(
         gettext_lazy("Stopped: it made more processes than it may."), "limit", gettext_lazy("The limit is %(limit)s.")
@@ -183,5 +189,10 @@ EVENTS: dict[str, Sentence] = {
     "slice_over_stop": _slice_over(
         gettext_lazy("Its programs hold %(used)s on %(card)s and asked for %(asked)s. It is stopped unless that ends within %(grace)s.")
     ),
+    "idle": lambda p: (
+        _("Its cards have done nothing for %(window)s. It is stopped unless they work within %(grace)s.")
+        % {"window": duration(p.get("window_s")), "grace": duration(p.get("grace_s"))}
+    ),
+    "idle_over": lambda p: _("It works again."),
     "node_silent": _with(gettext_lazy("Its node is silent; the program may still run."), "node", _ON_NODE),
 }
