@@ -126,7 +126,7 @@ class JobSchema(serializers.Serializer[Any]):
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
-    efficiency = EfficiencySchema(allow_null=True, required=False, help_text="Of one job that has ended; not in lists.")
+    efficiency = EfficiencySchema(allow_null=True, required=False, help_text="Of one job that has ended; null in lists.")
 
 
 class LogSchema(serializers.Serializer[Any]):
@@ -200,7 +200,7 @@ class ArtifactSchema(serializers.Serializer[Any]):
     created_at = serializers.DateTimeField()
 
 
-class NoticeSchema(serializers.Serializer[Any]):
+class PoolNotice(serializers.Serializer[Any]):
     code = serializers.CharField()
     text = serializers.CharField()
 
@@ -212,4 +212,4 @@ class UsageSchema(serializers.Serializer[Any]):
     jobs = serializers.DictField(child=serializers.IntegerField(), help_text="waiting, running")
     mine = serializers.DictField(help_text="As quota of /me.")
     simulated = serializers.BooleanField(help_text="At least one GPU is simulated.")
-    notices = NoticeSchema(many=True)
+    notices = PoolNotice(many=True)

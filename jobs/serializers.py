@@ -392,6 +392,7 @@ def job_json(
         "checkpoint": job.checkpoint,
         "held": job.held,
         "held_why": job.held_why,
+        "efficiency": None,  # of one job that has ended: jobs/api.py
         "want_cancel": job.want_cancel,
         "kind": job.kind,
         "wait": wait_json(job, position=position, told=told),
