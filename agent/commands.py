@@ -26,6 +26,7 @@ from agent.protocol import Command, CommandResult, GpuStatus, ProtocolError, ran
 MAX_RUNNING = 4
 MAX_TEXT = 60_000
 DIAGNOSE_S = 30.0
+DOCTOR_S = 60.0
 SELFTEST_S = 600.0
 RESET_S = 90.0
 #: For so long the agent itself keeps its hands off the cards while one is reset.
@@ -43,7 +44,8 @@ class _Running:
 
 class CommandRunner:
     """``output_path(rank)`` → the rank's output file or None; ``status()`` → what the cards said last; ``users(uuid)`` → how many
-    ranks and processes are on a card; ``rest(seconds)`` lets go of the hardware; ``simulation``: where cards are simulated."""
+    ranks and processes are on a card; ``rest(seconds)`` lets go of the hardware; ``simulation``: where cards are simulated;
+    ``config``: the agent's own configuration file, for its doctor."""
 
     def __init__(
         self,
@@ -54,9 +56,11 @@ class CommandRunner:
         users: Callable[[str], int] = lambda uuid: 0,
         rest: Callable[[float], None] = lambda seconds: None,
         simulation: Simulation | None = None,
+        config: Path | None = None,
     ) -> None:
         self._backend, self._output_path, self._status = backend, output_path, status
         self._users, self._rest, self._simulation = users, rest, simulation
+        self._config = config
         self._running: list[_Running] = []
 
     @property
@@ -73,6 +77,9 @@ class CommandRunner:
             return self._tail(command)
         if command.kind == "diagnose":
             return self._diagnose(command)
+        if command.kind == "doctor":
+            named = ("--config", str(self._config)) if self._config is not None else ()
+            return self._start(command, (sys.executable, "-P", "-m", "agent.main", "doctor", "--json", *named), DOCTOR_S)
         if command.kind == "selftest":
             return self._selftest(command)
         if command.kind == "reset":

@@ -228,6 +228,7 @@ def report_json(checks: Sequence[Check], *, chinese: bool) -> str:
     rows: list[dict[str, Any]] = []
     for check in checks:
         what, todo = said(check, chinese=chinese)
+        in_chinese = said(check, chinese=True)
         rows.append(
             {
                 "level": check.level,
@@ -237,6 +238,7 @@ def report_json(checks: Sequence[Check], *, chinese: bool) -> str:
                 "text": what,
                 "advice": todo or None,
                 "params": check.params,
+                "zh": {"text": in_chinese[0], "advice": in_chinese[1] or None},
             }
         )
     return json.dumps({"ok": not any(c.level == "fail" for c in checks), "checks": rows}, indent=2, ensure_ascii=False)

@@ -97,6 +97,7 @@ class Runner:
             users=self._users_of,
             rest=probe.rest,
             simulation=getattr(probe, "simulation", None),
+            config=config.path,
         )
         self._load = HostLoad(config.data_dir)
         self._ask: RestoreAsk | None = None  # a restored control plane's question; the next sync answers it

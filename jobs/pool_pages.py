@@ -25,7 +25,8 @@ from nodes.fact_words import health_facts, ports_text
 from nodes.foreign import foreign_rows
 from nodes.formats import model_name, models_text
 from nodes.health_views import card_health
-from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Node, NodeState
+from nodes.inspection_words import finding_row, summary
+from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Inspection, Node, NodeState
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
 from nodes.topology import topology
@@ -115,6 +116,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     events = HealthEvent.objects.filter(node=node).select_related("gpu").order_by("-at", "-pk")[:EVENTS_SHOWN]
     context |= {
         "ghosts": foreign_rows(gpus),
+        **inspection_context(node),
         "advice": [advice_text(str(code)) for code in node.advice],
         "ports": ports_text(node.rdma_ports),
         "topology": table,
@@ -124,6 +126,18 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
         "pending": any(command.state == AgentCommand.State.QUEUED for command in commands),
     }
     return render(request, "nodes/detail.html", context)
+
+
+def inspection_context(node: Node) -> dict[str, Any]:
+    """The last look at the node. One query."""
+    found = Inspection.objects.filter(node=node).first()
+    rows = [finding_row(finding) for finding in found.findings] if found is not None else []
+    return {
+        "inspection": found,
+        "findings": [row for row in rows if row["level"] != "pass"],
+        "found_right": [row for row in rows if row["level"] == "pass"],
+        "inspection_summary": summary(found.findings) if found is not None else "",
+    }
 
 
 @require_safe

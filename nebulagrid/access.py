@@ -126,6 +126,7 @@ GET          staff   -             nodes/add/new/
 GET,POST     staff   -             nodes/<slug:name>/drain/
 GET,POST     staff   -             nodes/<slug:name>/labels/
 POST         staff   -             nodes/<slug:name>/resume/
+POST         staff   -             nodes/<slug:name>/inspect/
 GET,POST     staff   -             nodes/<slug:name>/commands/
 GET,POST     staff   -             nodes/<slug:name>/gpu<int:index>/act/<slug:action>/
 GET          anyone  -             favicon.ico
@@ -211,6 +212,8 @@ POST         staff   -             manage  own    nodes/<str:name>/resume
 POST         staff   -             manage  own    nodes/<str:name>/commands
 GET          staff   -             read    own    nodes/<str:name>/commands/<int:id>
 GET          user    -             read    any    nodes/<str:name>/samples
+GET          user    -             read    any    nodes/<str:name>/inspections
+POST         staff   -             manage  own    nodes/<str:name>/inspections
 POST         staff   -             manage  own    nodes/<str:name>/drill
 GET          user    -             read    any    gpus/
 GET          user    -             read    any    gpus/<str:uuid>/health

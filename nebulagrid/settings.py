@@ -284,6 +284,7 @@ CELERY_BEAT_SCHEDULE: dict[str, Any] = {
     "samples": {"task": "nodes.tasks.samples_tick", "schedule": 5.0, "options": {"expires": 5}},
     "health": {"task": "jobs.tasks.health", "schedule": 5.0, "options": {"expires": 5}},
     "alerts": {"task": "jobs.tasks.alerts", "schedule": 5.0, "options": {"expires": 5}},
+    "inspections": {"task": "nodes.tasks.inspections_due", "schedule": 300.0, "options": {"expires": 300}},
     "notices": {"task": "nodes.tasks.notices_send", "schedule": 5.0, "options": {"expires": 5}},
     "upkeep": {"task": "jobs.tasks.upkeep", "schedule": 30.0, "options": {"expires": 30}},
 }

@@ -15,7 +15,7 @@ from nodes import (
     alert_admin,  # noqa: F401 - registers what it has
     services,
 )
-from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, IncidentEntry, Node, XidPolicy
+from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, IncidentEntry, Inspection, Node, XidPolicy
 
 
 class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
@@ -147,3 +147,11 @@ class IncidentEntryAdmin(ReadOnlyAdmin):
     list_display = ("at", "incident", "code", "params", "by")
     list_select_related = ("incident", "by")
     list_filter = ("code",)
+
+
+@admin.register(Inspection)
+class InspectionAdmin(ReadOnlyAdmin):
+    list_display = ("at", "node", "is_told")
+    list_select_related = ("node",)
+    list_filter = ("is_told",)
+    search_fields = ("node__name",)

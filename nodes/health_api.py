@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -18,7 +19,9 @@ from nodes.event_words import event_kind_text
 from nodes.health_views import ACTIONS
 from nodes.health_words import cause_text, line_text, reason_text, selftest_text
 from nodes.incidents import incident_close, incident_note, incident_of
-from nodes.models import CardCare, Gpu, HealthEvent, Incident, IncidentEntry, Node
+from nodes.inspection_words import finding_said
+from nodes.inspections import LEVELS, inspection_begin
+from nodes.models import CardCare, Gpu, HealthEvent, Incident, IncidentEntry, Inspection, Node
 from nodes.serializers import CommandSchema, NodeInput, Text, command_json
 from nodes.services import command_create
 
@@ -34,6 +37,10 @@ class ActRequest(NodeInput):
 
 class NoteRequest(NodeInput):
     text = Text(max_length=4000)
+
+
+class InspectRequest(NodeInput):
+    """A body without fields."""
 
 
 class DrillRequest(NodeInput):
@@ -251,6 +258,56 @@ class IncidentCloseView(IncidentNoteView):
     )
     def post(self, request: Request, id: int) -> Response:
         return self._write(request, id)
+
+
+class FindingSchema(serializers.Serializer[Any]):
+    level = serializers.ChoiceField(choices=LEVELS)
+    code = serializers.CharField()
+    gpu = serializers.IntegerField(allow_null=True)
+    text = serializers.CharField()
+    advice = serializers.CharField(allow_null=True)
+    params = serializers.DictField()
+
+
+class InspectionSchema(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    told = serializers.BooleanField(help_text="What the agent found on the machine is in it.")
+    findings = FindingSchema(many=True)
+
+
+def inspection_json(inspection: Inspection) -> dict[str, Any]:
+    rows = []
+    for finding in inspection.findings:
+        text, advice = finding_said(finding)
+        known = {"level": finding["level"], "code": finding["code"], "gpu": finding.get("gpu"), "params": finding.get("params") or {}}
+        rows.append({**known, "text": text, "advice": advice or None})
+    return {"id": inspection.pk, "at": inspection.at, "told": inspection.is_told, "findings": rows}
+
+
+class InspectionListView(generics.GenericAPIView[Inspection]):
+    def get_queryset(self) -> QuerySet[Inspection]:
+        return Inspection.objects.filter(node=get_object_or_404(Node, name=self.kwargs["name"]))
+
+    @extend_schema(
+        operation_id="node_inspections", summary="Inspections of a node, the latest first", responses=InspectionSchema(many=True)
+    )
+    def get(self, request: Request, name: str) -> Response:
+        page = self.paginate_queryset(self.get_queryset()) or []
+        return self.get_paginated_response([InspectionSchema(inspection_json(found)).data for found in page])
+
+    @extend_schema(
+        operation_id="node_inspect",
+        summary="Inspect a node now",
+        description="What the agent finds is added when it answers. Staff only.",
+        request=InspectRequest,
+        responses={201: InspectionSchema},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = get_object_or_404(Node, name=name)
+        InspectRequest(data=request.data).is_valid(raise_exception=True)
+        found = inspection_begin(node=node, by=request.user, now=timezone.now())
+        return Response(InspectionSchema(inspection_json(found)).data, status=status.HTTP_201_CREATED)
 
 
 class DrillView(APIView):

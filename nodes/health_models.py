@@ -67,6 +67,26 @@ class CardCare(models.Model):
         return f"care of card {self.gpu_id}"
 
 
+class Inspection(models.Model):
+    """A look at a node (nodes/inspections.py). ``findings``: [{"level": fail | warn | pass, "code", "gpu": index or null, "params"}],
+    the gravest first; ``is_told``: what the agent found on the machine is among them."""
+
+    node = models.ForeignKey("nodes.Node", verbose_name=_("node"), on_delete=models.CASCADE, related_name="inspections")
+    at = models.DateTimeField(_("at"), default=timezone.now)
+    command = models.ForeignKey("nodes.AgentCommand", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    is_told = models.BooleanField(_("the agent's report is in"), default=False)
+    findings = models.JSONField(_("findings"), default=list, blank=True)
+
+    class Meta:
+        ordering = ("-at", "-pk")
+        verbose_name = _("inspection")
+        verbose_name_plural = _("inspections")
+        indexes = (models.Index(fields=("node", "at"), name="inspection_node_at"),)
+
+    def __str__(self) -> str:
+        return f"inspection {self.pk} of node {self.node_id}"
+
+
 class Incident(models.Model):
     """A card's fault from its detection to its review. A card has at most one that is not closed; new evidence goes there.
 

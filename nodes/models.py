@@ -14,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from nodes.alert_models import Alert, AlertJob, AlertMute, AlertRule
-from nodes.health_models import CardCare, Incident, IncidentEntry, XidPolicy
+from nodes.health_models import CardCare, Incident, IncidentEntry, Inspection, XidPolicy
 from nodes.sample_models import GpuSample, Level, NodeSample, PoolSample, RankSample
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "HealthEvent",
     "Incident",
     "IncidentEntry",
+    "Inspection",
     "Level",
     "Node",
     "NodeSample",

@@ -11,6 +11,7 @@ urlpatterns = [
     path("<slug:name>/drain/", views.node_drain, name="node-drain"),
     path("<slug:name>/labels/", views.node_labels, name="node-labels"),
     path("<slug:name>/resume/", views.node_resume, name="node-resume"),
+    path("<slug:name>/inspect/", views.node_inspect, name="node-inspect"),
     path("<slug:name>/commands/", views.node_commands, name="node-commands"),
     path("<slug:name>/gpu<int:index>/act/<slug:action>/", health_views.card_act, name="card-act"),
 ]

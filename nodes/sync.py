@@ -23,6 +23,7 @@ from django.db import transaction
 from agent.protocol import PROTO, Command, CommandResult, SyncRequest
 from nodes import care, live, telemetry
 from nodes.events import BIG, Holders, events_take
+from nodes.inspections import inspection_results
 from nodes.inventory import inventory_apply, inventory_sha256
 from nodes.models import AgentCommand, Node, NodeState
 from nodes.text import NAME, text_cap
@@ -106,6 +107,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
                 _inventory_mark(node, sha256 if is_settled and sha256 else "")
             _results_take(node, sync.results, now=now)
             if sync.results:
+                inspection_results(node=node, cids=[r.cid for r in sync.results if 0 < r.cid <= BIG])
                 cards_changed |= care.results_take(node=node, cids=[r.cid for r in sync.results if 0 < r.cid <= BIG], now=now)
             cards_changed |= events_take(node=node, sync=sync, now=now, holders=holders)
             if sync.events or sync.results:

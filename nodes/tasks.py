@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from nodes import live, samples, services
+from nodes import inspections, live, samples, services
 from quotas import deliver
 
 
@@ -22,6 +22,12 @@ def last_seen_flush() -> None:
 @shared_task
 def samples_tick() -> None:
     samples.samples_tick(now=timezone.now().timestamp())
+
+
+@shared_task
+def inspections_due() -> None:
+    """Every few minutes; each node is looked at once a day."""
+    inspections.inspections_due(now=timezone.now())
 
 
 @shared_task

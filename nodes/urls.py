@@ -15,6 +15,7 @@ urlpatterns = [
     path("nodes/<str:name>/commands", api.CommandListView.as_view(), name="api-node-commands"),
     path("nodes/<str:name>/commands/<int:id>", api.CommandDetailView.as_view(), name="api-node-command-detail"),
     path("nodes/<str:name>/samples", samples_api.NodeSamplesView.as_view(), name="api-node-samples"),
+    path("nodes/<str:name>/inspections", health_api.InspectionListView.as_view(), name="api-node-inspections"),
     path("nodes/<str:name>/drill", health_api.DrillView.as_view(), name="api-node-drill"),
     path("gpus/<str:uuid>/health", health_api.CardHealthView.as_view(), name="api-gpu-health"),
     path("gpus/<str:uuid>/act", health_api.CardActView.as_view(), name="api-gpu-act"),

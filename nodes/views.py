@@ -20,6 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from nodes import services
 from nodes.errors import NodeRefused
+from nodes.inspections import inspection_begin
 from nodes.labels import labels_parse
 from nodes.models import AgentCommand, Node
 
@@ -137,6 +138,18 @@ def node_commands(request: HttpRequest, name: str) -> HttpResponse:
         "nodes/_commands.html",
         {"node": node, "commands": commands, "pending": any(command.state == AgentCommand.State.QUEUED for command in commands)},
     )
+
+
+@require_POST
+@staff_only
+def node_inspect(request: HttpRequest, name: str) -> HttpResponse:
+    """Look at it now, not tomorrow."""
+    node = get_object_or_404(Node, name=name)
+    try:
+        inspection_begin(node=node, by=request.user, now=timezone.now())
+    except NodeRefused as error:
+        messages.error(request, error.message or str(error))
+    return redirect(reverse("node-detail", args=(node.name,)) + "#inspection")
 
 
 @require_safe

@@ -44,13 +44,15 @@ def test_ten_minutes_in_one_call_of_the_driver_leave_every_heartbeat_on_time(tmp
             errors = {status.error for status in plane.syncs[-1].gpus}
             share = (cpu_s(pids) - used) / (time.monotonic() - began)
             threads = max(len(os.listdir(f"/proc/{pid}/task")) for pid in pids)  # noqa: PTH208
+            told = f"{len(gaps)} syncs, at most {max(gaps):.2f} s apart; {100 * share:.2f} % of a core"
+            print(f"{told}; {len(pids)} processes, {threads} threads")
             machine.unsay("hang")
-            plane.wait(lambda: plane.syncs[-1].gpus and all(s.util_pct == 37 for s in plane.syncs[-1].gpus), timeout_s=90, what="figures")
+            # The call that hangs is ended by the next kill, and the one after it begins a minute later at most.
+            plane.wait(lambda: plane.syncs[-1].gpus and all(s.util_pct == 37 for s in plane.syncs[-1].gpus), timeout_s=240, what="figures")
         finally:
             machine.unsay("hang")
             agent.send_signal(signal.SIGTERM)
             agent.wait(20)
-    print(f"{len(gaps)} syncs, at most {max(gaps):.2f} s apart; {100 * share:.2f} % of a core; {len(pids)} processes, {threads} threads")
     assert len(gaps) >= SECONDS / 5.3 - 2
     assert max(gaps) < 6.0  # 5 s with 5 % of jitter
     assert errors == {"unresponsive"}
