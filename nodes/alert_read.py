@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from django.db.models import Case, Exists, IntegerField, OuterRef, QuerySet, Value, When
 
+from nodes.alert_tell import is_muted, mutes_now
 from nodes.alert_words import advice_of, row_sentence, row_title, why_text
-from nodes.alerts import is_muted, mutes_now
 from nodes.models import Alert, AlertJob, AlertMute, AlertRule
 from quotas.models import User
 

@@ -16,8 +16,9 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from nodes.alert_metrics import METRICS
 from nodes.alert_read import FILTERS, BadFilter, alert_rows, alerts_filtered, alerts_visible_to, rules_known
+from nodes.alert_tell import mutes_now
 from nodes.alert_words import figure_text, mute_text, rule_text, rule_title
-from nodes.alerts import alert_acknowledge, alert_reopen, mute_create, mute_lift, mutes_now
+from nodes.alerts import alert_acknowledge, alert_reopen, mute_create, mute_lift
 from nodes.errors import AlertRefused
 from nodes.models import Alert, AlertMute, AlertRule, Gpu, Node, NodeState
 from nodes.text import text_clean

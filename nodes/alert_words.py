@@ -121,7 +121,19 @@ def _notice_text(params: Mapping[str, Any]) -> str:
     return f"{alert_sentence(metric, params.get('value'), params)} {advice_of(metric)}"
 
 
+def _many_title(params: Mapping[str, Any]) -> str:
+    title = str(params.get("title") or metric_title(str(params["metric"])))
+    return f"{level_word(int(params['level']))} · {title} ×{params['n']}"
+
+
+def _many_text(params: Mapping[str, Any]) -> str:
+    places = [str(place) for place in params["places"]]
+    return f"{', '.join(places)}{' …' if int(params['n']) > len(places) else ''}. {advice_of(str(params['metric']))}"
+
+
 NOTICES = {
+    "alert_many": Kind(event="node", title=_many_title, text=_many_text, tone="warn", icon="warn"),
+    "alert_critical_many": Kind(event="node", title=_many_title, text=_many_text, tone="bad", icon="octagon"),
     "alert": Kind(event="node", title=_notice_title, text=_notice_text, tone="warn", icon="warn"),
     "alert_critical": Kind(event="node", title=_notice_title, text=_notice_text, tone="bad", icon="octagon"),
 }

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 from django.utils import timezone
 
 from nodes import live, telemetry
 from nodes.alert_eval import BLANK, Figures, Rule, Track, rule_look
 from nodes.alert_metrics import METRICS, Pool, figures_read, pool_read
+from nodes.alert_tell import people_tell
 from nodes.errors import AlertRefused
 from nodes.models import Alert, AlertJob, AlertMute, AlertRule, Gpu, Node
 from nodes.text import json_clean
-from quotas import notify
 from quotas.audit import audit
 from quotas.models import User
 
@@ -91,7 +90,7 @@ def alerts_tick(*, now: float, more: More = _no_more, owners: Owners = _no_owner
     changes += _orphans_resolve(open_rows, {rule.pk for rule in rules}, now=now)
     _figures_save(open_rows, figures, now=now)
     _memory_write(before, after, now=now)
-    _people_tell(open_rows.values(), owners=owners, now=now)
+    people_tell(open_rows.values(), at=datetime.fromtimestamp(now, UTC))
     if changes:
         live.publish("pool", {"alerts": changes})
     return changes
@@ -251,47 +250,6 @@ def _figures_save(rows: Mapping[tuple[int | None, str], Alert], figures: Mapping
         has_moved = row.value is None or abs(row.value - value) >= step or peak != row.peak
         if has_moved or (at - row.seen_at).total_seconds() >= 300:
             Alert.objects.filter(pk=row.pk).update(value=value, peak=peak, seen_at=at)
-
-
-# --- telling --------------------------------------------------------------------------------------------------------------
-
-
-def _people_tell(rows: Iterable[Alert], *, owners: Owners, now: float) -> None:
-    """Once an episode, and once more when it has become critical; what is muted when its mute is over, if it is still open then."""
-    due = [row for row in rows if row.told_level < row.level]
-    if not due:
-        return
-    mutes = mutes_now(at=datetime.fromtimestamp(now, UTC))
-    staff = notify.staff()
-    for row in due:
-        if any(is_muted(row, mute) for mute in mutes):
-            continue
-        with transaction.atomic():
-            if not Alert.objects.filter(pk=row.pk, told_level__lt=row.level).update(told_level=row.level):
-                continue
-            people = set(staff)
-            if row.rule is not None and row.rule.tells_owner:
-                people |= set(AlertJob.objects.filter(alert=row).values_list("user_id", flat=True))
-            params = {"alert": row.pk, "metric": row.metric, "level": row.level, "value": row.value, **row.params}
-            kind = "alert_critical" if row.level == Alert.Level.CRITICAL else "alert"
-            notify.notify(kind, people, json_clean(params), key=f"alert:{row.pk}:{row.level}", path=f"/alerts/{row.pk}/", lab=True)
-        row.told_level = row.level
-
-
-def mutes_now(*, at: datetime | None = None) -> list[AlertMute]:
-    """The mutes that hold. One SELECT."""
-    at = at or timezone.now()
-    query = AlertMute.objects.filter(Q(until__isnull=True) | Q(until__gt=at), lifted_at__isnull=True)
-    return list(query.select_related("rule", "node", "gpu__node", "by"))
-
-
-def is_muted(alert: Alert, mute: AlertMute) -> bool:
-    """Whether the mute matches; it does if everything that it names does. Pure."""
-    return (
-        (mute.rule_id is None or mute.rule_id == alert.rule_id)
-        and (mute.node_id is None or mute.node_id == alert.node_id)
-        and (mute.gpu_id is None or mute.gpu_id == alert.gpu_id)
-    )
 
 
 # --- what staff do ----------------------------------------------------------------------------------------------------------

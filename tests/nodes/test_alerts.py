@@ -24,6 +24,7 @@ from nodes.alerts import (
 from nodes.errors import AlertRefused
 from nodes.models import Alert, AlertJob, AlertRule, Gpu, Node, NodeState
 from quotas.models import AuditEntry, Notice
+from quotas.notify import words
 from tests.factories import alert_rules_ship, node_make, user_make
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
@@ -358,6 +359,23 @@ def test_a_mute_that_makes_no_sense_is_refused_with_a_sentence(lab: Lab, code: s
         mute_create(**{"by": lab.staff, "reason": "x", "node": lab.node, **wish})
     assert caught.value.code == code
     assert caught.value.message
+
+
+def test_many_at_once_are_one_message_to_staff_and_one_to_each_owner(lab: Lab) -> None:
+    ada, bob = user_make(), user_make()
+    lab.holders = [(ada.pk, 42)]
+    AlertRule.objects.filter(code="hot").update(tells_owner=True)
+    node = node_make("rack", cards=7, mib=MIB)
+    hot = [GpuStatus(uuid=gpu.uuid, **{**WELL, "temp_c": 90}) for gpu in node.gpus.all()]
+    for _ in range(4):
+        telemetry.sync_store(node_id=node.pk, session="s", seq=1, at=lab.now + 60, statuses=hot)
+        lab.look()
+    assert lab.codes() == ["hot"] * 7
+    assert sorted(Notice.objects.values_list("user", "kind")) == sorted([(lab.staff.pk, "alert_many"), (ada.pk, "alert_many")])
+    title, text, _kind = words(Notice.objects.filter(user=ada).get())
+    assert title == "Warning · Hot ×7"
+    assert text.startswith("rack gpu0, rack gpu1, ")
+    assert bob.notices.count() == 0
 
 
 # --- what it costs ------------------------------------------------------------------------------------------------------------
