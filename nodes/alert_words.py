@@ -118,7 +118,7 @@ def _notice_title(params: Mapping[str, Any]) -> str:
 
 def _notice_text(params: Mapping[str, Any]) -> str:
     metric = str(params["metric"])
-    return f"{alert_sentence(metric, params.get('value'), params)} {advice_of(metric)}"
+    return f"{alert_sentence(metric, params.get('value'), params)}\n{advice_of(metric)}"
 
 
 def _many_title(params: Mapping[str, Any]) -> str:
@@ -128,7 +128,7 @@ def _many_title(params: Mapping[str, Any]) -> str:
 
 def _many_text(params: Mapping[str, Any]) -> str:
     places = [str(place) for place in params["places"]]
-    return f"{', '.join(places)}{' …' if int(params['n']) > len(places) else ''}. {advice_of(str(params['metric']))}"
+    return f"{', '.join(places)}{' …' if int(params['n']) > len(places) else ''}\n{advice_of(str(params['metric']))}"
 
 
 NOTICES = {

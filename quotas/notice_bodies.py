@@ -5,7 +5,7 @@ by a name. Lengths stay below what each product takes.
 
   generic   our JSON; headers X-NebulaGrid-Timestamp and -Signature: sha256=HMAC-SHA256(secret, "<timestamp>.<body>") in hex
   feishu    "post"; with a secret: timestamp (s) and sign = base64(HMAC-SHA256(key "<timestamp>\\n<secret>", "")) in the body
-  dingtalk  "markdown"; with a secret: &timestamp (ms) and &sign = base64(HMAC-SHA256(secret, "<timestamp>\\n<secret>")) in the address
+  dingtalk  "text"; with a secret: &timestamp (ms) and &sign = base64(HMAC-SHA256(secret, "<timestamp>\\n<secret>")) in the address
   wecom     "text"; its address is its password
   slack     blocks of plain text; its address is its password
 """
@@ -16,7 +16,6 @@ import base64
 import hashlib
 import hmac
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +27,6 @@ NAME = "NebulaGrid"
 TEXT_MAX = 1500  # characters; in UTF-8 below WeCom's 2048 bytes after the cut of _bytes_cut
 WECOM_BYTES = 2000
 SIGNATURE, TIMESTAMP = "X-NebulaGrid-Signature", "X-NebulaGrid-Timestamp"
-#: Signs that Markdown would read.
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|>~<])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +57,14 @@ def outgoing(
             sign = base64.b64encode(hmac.new(f"{stamp}\n{secret}".encode(), b"", hashlib.sha256).digest()).decode()
             body |= {"timestamp": stamp, "sign": sign}
     elif format == "dingtalk":
-        body = _dingtalk(message, title, text, open_word)
+        body = {"msgtype": "text", "text": {"content": _plain(message, title, text)}}
         if secret:
             stamp = str(int(now * 1000))
             sign = base64.b64encode(hmac.new(secret.encode(), f"{stamp}\n{secret}".encode(), hashlib.sha256).digest()).decode()
             url += f"{'&' if '?' in url else '?'}timestamp={stamp}&sign={quote_plus(sign)}"
     elif format == "wecom":
-        lines = [f"{NAME}: {title}", text, message.url]
         # "<@name>" calls somebody even in plain text.
-        content = "\n".join(line for line in lines if line).replace("<@", "<\u200b@")
+        content = _plain(message, title, text).replace("<@", "<\u200b@")
         body = {"msgtype": "text", "text": {"content": _bytes_cut(content, WECOM_BYTES)}}
     elif format == "slack":
         body = _slack(message, title, text, open_word)
@@ -130,23 +126,16 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _plain(message: Message, title: str, text: str) -> str:
+    return "\n".join(line for line in (f"{NAME}: {title}", text, message.url) if line)
+
+
 def _feishu(message: Message, title: str, text: str, open_word: str) -> dict[str, Any]:
     lines = [[{"tag": "text", "text": line}] for line in text.splitlines() if line]
     if message.url:
         lines.append([{"tag": "a", "text": open_word, "href": message.url}])
     language = "zh_cn" if message.language.startswith("zh") else "en_us"
     return {"msg_type": "post", "content": {"post": {language: {"title": f"{NAME}: {title}", "content": lines}}}}
-
-
-def _dingtalk(message: Message, title: str, text: str, open_word: str) -> dict[str, Any]:
-    parts = [f"#### {_escaped(f'{NAME}: {title}')}", *(_escaped(line) for line in text.splitlines() if line)]
-    if message.url:
-        parts.append(f"[{open_word}]({message.url})")
-    return {"msgtype": "markdown", "markdown": {"title": f"{NAME}: {title}", "text": "\n\n".join(parts)}}
-
-
-def _escaped(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\1", text)
 
 
 def _slack(message: Message, title: str, text: str, open_word: str) -> dict[str, Any]:
