@@ -23,7 +23,7 @@ from quotas.sql import fade_sql, moment
 from quotas.usage import Fading, horizon
 
 #: Ends that say how long such a job runs: it ended by itself, or ran until its limit.
-OWN_ENDS = (EndReason.COMPLETED, EndReason.NONZERO_EXIT, EndReason.TIME_LIMIT)
+OWN_ENDS = (EndReason.COMPLETED, EndReason.NONZERO_EXIT, EndReason.GPU_MEMORY, EndReason.TIME_LIMIT)
 #: Ends that no owner is charged for: the machines', not the job's.
 NOT_FINISHED = frozenset({*INFRASTRUCTURE, EndReason.CRASH_LIMIT})
 #: So many of the last jobs are learnt from when a process starts; each level of a prediction counts ten.

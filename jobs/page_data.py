@@ -16,7 +16,8 @@ from django.utils.translation import gettext as _
 from jobs import logs
 from jobs.asks import ask_text
 from jobs.clone import env_is_secret
-from jobs.lifecycle import FINAL, LIVE, JobState
+from jobs.known_errors import Found, error_of
+from jobs.lifecycle import FINAL, LIVE, EndReason, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import Told, told_read
 from jobs.selectors import Reader, jobs_visible_to, reader_of
@@ -27,6 +28,8 @@ from nodes import formats, telemetry
 from nodes.serializers import uuid_short
 from quotas.models import Project, User
 
+#: Of a job of many, the outputs that are looked into.
+KNOWN_RANKS = 8
 PAGE = 50
 EVENTS_ASIDE = 8
 #: So many of a job's latest events make its time line.
@@ -223,12 +226,22 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
         "waits": queued,
         "end": end_text(job) if job.is_final else "",
+        "known": known_error(job, ranks) if reader.may_read_output(job) else None,
         "can_read": reader.may_read_output(job),
         "can_cancel": can_move,
         "can_hold": job.state == JobState.WAITING and not job.held and can_move,
         "can_release": job.state == JobState.WAITING and job.held and can_move,
         "is_waiting": job.state == JobState.WAITING,
     }
+
+
+def known_error(job: Job, ranks: Sequence[Rank]) -> Found | None:
+    """What its output died of, if it is known; of the rank that is to blame first. Reads the ends of files."""
+    if job.state != JobState.FAILED or job.end_reason not in (EndReason.NONZERO_EXIT, EndReason.GPU_MEMORY):
+        return None
+    blamed = job.end_params.get("rank")
+    keys = sorted(ranks, key=lambda rank: (rank.index != blamed, rank.index))
+    return error_of(rank.key for rank in keys[:KNOWN_RANKS])
 
 
 def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import F
 
 from jobs import logs
+from jobs.known_errors import OUT_OF_MEMORY, error_in, output_tail
 from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import pass_nudge
@@ -126,6 +127,8 @@ def attempt_finish(
     end = end_of(attempt, ranks)
     if end.reason is EndReason.NONZERO_EXIT and (fault := card_to_blame(attempt, now=now)) is not None:
         end = End(reason=EndReason.GPU_FAULT, params=fault, exit_code=end.exit_code)
+    elif end.reason is EndReason.NONZERO_EXIT and job.gpu_count and _is_out_of_memory(ranks[end.params["rank"]]):
+        end = End(reason=EndReason.GPU_MEMORY, params=end.params, exit_code=end.exit_code)
     causes = {rank.exit_cause for rank in ranks}
     fence = attempt.fence or next((f for cause, f in FENCES.items() if cause in causes), Fence.AGENT_ACK_STOPPED)
     changes = {"ended_at": now, "end_reason": end.reason, "end_params": end.params, "exit_code": end.exit_code, "fence": fence}
@@ -136,6 +139,12 @@ def attempt_finish(
     ranks_forget(ranks, free=free)
     pass_nudge()
     return True
+
+
+def _is_out_of_memory(rank: Rank) -> bool:
+    """Whether that is the last that its output says. Reads the end of a file."""
+    found = error_in(output_tail(rank.key))
+    return found is not None and found.error is OUT_OF_MEMORY
 
 
 def ranks_forget(ranks: Sequence[Rank], *, free: Set[int] = frozenset()) -> None:
