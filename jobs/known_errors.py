@@ -45,7 +45,8 @@ KNOWN = (
     _known(
         "cuda_oom",
         r"(?:CUDA|HIP|NPU|XPU) out of memory|torch(?:\.cuda)?\.OutOfMemoryError|CUDA error: out of memory"
-        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED: (?:Out of memory|OOM)|hipErrorOutOfMemory|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED: (?:Out of memory|OOM)|hipErrorOutOfMemory"
+        r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
         gettext_lazy("Out of GPU memory"),
         gettext_lazy(
             "Ask for more memory on the card, or use less: a smaller batch, gradient checkpointing, lower precision. "
