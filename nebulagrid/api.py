@@ -29,6 +29,7 @@ from rest_framework.views import set_rollback
 
 from jobs import refusals
 from jobs.errors import BadRequest, NeverFits
+from nebulagrid.missing import missing_text
 from nebulagrid.wire import TooLarge
 
 log = logging.getLogger(__name__)
@@ -81,8 +82,8 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response 
     if context.get("request") is not None:
         context["request"].accepted_renderer = JSONRenderer()  # also for a page of documentation or a file
     headers: dict[str, str] = {}
-    if isinstance(error, Http404):
-        error = exceptions.NotFound()
+    if isinstance(error, Http404) or (isinstance(error, exceptions.NotFound) and error.detail == exceptions.NotFound.default_detail):
+        error = exceptions.NotFound(missing_text(context.get("request")))
     elif isinstance(error, RequestDataTooBig):
         error = TooLarge()
     elif isinstance(error, OperationalError):
@@ -129,7 +130,7 @@ def handler403(request: HttpRequest, exception: Exception | None = None) -> Http
 
 
 def handler404(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    return _answer(request, HTTPStatus.NOT_FOUND, "not_found", _("There is nothing at this address."))
+    return _answer(request, HTTPStatus.NOT_FOUND, "not_found", missing_text(request))
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
