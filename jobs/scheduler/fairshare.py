@@ -15,7 +15,7 @@ from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool
 from jobs.scheduler.types import Job, Policy, Request, Slice, Snapshot
 
-Owner = TypeVar("Owner", int, str)
+Name = TypeVar("Name", int, str)
 NEAR = 1e-6  # of a card: below this two amounts are equal
 LEAST_SHARE = 0.25  # of a card: an owner who asks for next to nothing is not over its share for holding that
 
@@ -64,39 +64,55 @@ class Usage:
         return {owner: 1.0 + self._at(owner, at)[0] for owner in sorted(self._state)}
 
 
-class Owners:
-    """The owners of one sort (users, or projects): what each holds and wants in cards, and its weight."""
+class Standing:
+    """What one owner holds and its fair share, in cards."""
 
-    def __init__(self, weights: Mapping[int, float]) -> None:
+    __slots__ = ("held", "share", "waits_for")
+
+    def __init__(self, held: float) -> None:
+        self.held = held
+        self.share = 0.0
+        self.waits_for: set[int] = set()  # kinds of card that its waiting jobs could use
+
+    def is_short(self) -> bool:
+        """Whether it holds less than its fair share."""
+        return self.held < self.share - NEAR
+
+    def load(self) -> float:
+        """Held ÷ fair share: 1 = exactly its share."""
+        share = self.share
+        return self.held / (share if share > LEAST_SHARE else LEAST_SHARE)
+
+
+class Owners:
+    """The owners of one sort (users, or projects): how each stands, and its weight. ``held``: owner -> cards that it holds."""
+
+    def __init__(self, weights: Mapping[int, float], held: Mapping[int, float]) -> None:
         self.weights = weights
-        self.held: dict[int, float] = {}
-        self.wanted: dict[int, float] = {}
-        self.share: dict[int, float] = {}
-        self.waiting: dict[int, set[int]] = {}  # owner -> kinds of card that its waiting jobs could use
+        self.standings = {owner: Standing(cards) for owner, cards in held.items()}
         self.short_on: Counter[int] = Counter()  # kind -> owners below their share that wait for it
 
-    def settle(self, capacity: float) -> None:
-        """Call once, when ``held`` and ``wanted`` (held + waiting) are complete."""
-        self.share = max_min(self.wanted, capacity)
-        for owner, kinds in self.waiting.items():
-            if self.is_short(owner):
-                self.short_on.update(kinds)
+    def of(self, owner: int) -> Standing:
+        """One that neither holds nor wants anything as well."""
+        found = self.standings.get(owner)
+        if found is None:
+            found = self.standings[owner] = Standing(0.0)
+        return found
 
-    def is_short(self, owner: int) -> bool:
-        """Whether it holds less than its fair share."""
-        return self.held.get(owner, 0.0) < self.share.get(owner, 0.0) - NEAR
+    def settle(self, waiting: Mapping[int, list[float]], capacity: float) -> None:
+        """Deal out the cards. ``waiting``: owner -> cards of its waiting jobs. Call once, when each ``waits_for`` is complete."""
+        wanted = {owner: math.fsum((standing.held, *waiting.get(owner, ()))) for owner, standing in self.standings.items()}
+        for owner, share in max_min(wanted, capacity).items():
+            self.standings[owner].share = share
+        for standing in self.standings.values():
+            if standing.is_short():
+                self.short_on.update(standing.waits_for)
 
-    def take(self, owner: int, cards: float) -> None:
-        before = self.held.get(owner, 0.0)
-        held = self.held[owner] = before + cards
-        # It was below its share, and is not any more.
-        if before < self.share.get(owner, 0.0) - NEAR <= held:
-            self.short_on.subtract(self.waiting.get(owner, ()))
-
-    def load(self, owner: int) -> float:
-        """Held ÷ fair share: 1 = exactly its share."""
-        share = self.share.get(owner, 0.0)
-        return self.held.get(owner, 0.0) / (share if share > LEAST_SHARE else LEAST_SHARE)
+    def take(self, standing: Standing, cards: float) -> None:
+        was_short = standing.is_short()
+        standing.held += cards
+        if was_short and not standing.is_short():
+            self.short_on.subtract(standing.waits_for)
 
     def weight(self, owner: int) -> float:
         return max(self.weights.get(owner, 1.0), 1.0)
@@ -115,18 +131,18 @@ class Shares:
         self._kinds: dict[int, frozenset[int]] = {}  # likewise
         self._in_service: Counter[int] = Counter()  # by kind of card
         self.has_projects = False  # more than one: else every owner's project says the same
-        self.users = Owners(snapshot.usage)
-        self.projects = Owners(snapshot.project_usage)
         self.queues: dict[str, float] = {}  # name -> cards held
         self.dominant: dict[int, list[float]] = {}  # user -> share of all cards, host cores and host memory
         self.capacity = float(pool.capacity)
         here = [node.node for node in pool.nodes if node.node.takes_work]
         self._cores_milli = sum(node.cpu_cores or 0 for node in here) * 1000
         self._memory_mib = sum(node.memory_mib or 0 for node in here)
-        self._begin(snapshot)
+        by_user, by_project = self._held(snapshot)
+        self.users = Owners(snapshot.usage, by_user)
+        self.projects = Owners(snapshot.project_usage, by_project)
 
-    def _begin(self, snapshot: Snapshot) -> None:
-        """What runs already."""
+    def _held(self, snapshot: Snapshot) -> tuple[dict[int, float], dict[int, float]]:
+        """What runs already: ({user: cards}, {project: cards}). Fills ``queues`` and ``dominant``."""
         is_drf = self._policy.order == "drf"
         held: dict[tuple[int, int, str], list[float]] = {}
         for run in snapshot.running:
@@ -141,12 +157,13 @@ class Shares:
             if is_drf and run.request is not None:
                 self._dominate(run.user, 0.0, run.request)
         names = [queue.name for queue in self._policy.queues] or [""]
-        self.users.held = _sums((user, terms) for (user, _project, _queue), terms in held.items())
-        self.projects.held = _sums((project, terms) for (_user, project, _queue), terms in held.items())
+        by_user = _sums((user, terms) for (user, _project, _queue), terms in held.items())
+        by_project = _sums((project, terms) for (_user, project, _queue), terms in held.items())
         self.queues = _sums((queue if queue in names else names[0], terms) for (_user, _project, queue), terms in held.items())
         if is_drf:
-            for user, cards in self.users.held.items():
+            for user, cards in by_user.items():
                 self._dominate(user, cards, None)
+        return by_user, by_project
 
     def _part(self, part: Slice) -> float:
         """A slice's share of its card."""
@@ -185,12 +202,11 @@ class Shares:
     def settle(self, waiting: Iterable[tuple[int, int, Mapping[int, int]]]) -> None:
         """(user, project, {identity of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""
         known: dict[int, tuple[float, frozenset[int]]] = {}
-        terms: dict[tuple[int, int], list[float]] = {}
-        kinds_of: dict[tuple[int, int], set[frozenset[int]]] = {}
+        of_users: dict[int, list[float]] = {}
+        of_projects: dict[int, list[float]] = {}
         for user, project, requests in waiting:
-            owner = (user, project)
-            mine = terms.setdefault(owner, [])
-            kinds_here = kinds_of.setdefault(owner, set())
+            mine: list[float] = []
+            waits_for: set[frozenset[int]] = set()
             for key, times in requests.items():
                 found = known.get(key)
                 if found is None:
@@ -199,26 +215,26 @@ class Shares:
                 cards, kinds = found
                 if kinds and cards > 0:
                     mine.append(cards * times)
-                    kinds_here.add(kinds)
-        for which, owners in ((0, self.users), (1, self.projects)):
-            sums = {owner: [held] for owner, held in owners.held.items()}
-            for pair, wanted in terms.items():
-                if not wanted:
-                    continue
-                sums.setdefault(pair[which], []).extend(wanted)
-                owners.waiting.setdefault(pair[which], set()).update(*kinds_of[pair])
-            owners.wanted = {owner: math.fsum(wanted) for owner, wanted in sums.items()}
-            owners.settle(self.capacity)
-        self.has_projects = len(self.projects.wanted) > 1
+                    waits_for.add(kinds)
+            if mine:
+                for owner, owners, terms in ((user, self.users, of_users), (project, self.projects, of_projects)):
+                    terms.setdefault(owner, []).extend(mine)
+                    owners.of(owner).waits_for.update(*waits_for)
+        self.users.settle(of_users, self.capacity)
+        self.projects.settle(of_projects, self.capacity)
+        self.has_projects = len(self.projects.standings) > 1
 
-    def take(self, job: Job, queue: str, cards: float) -> None:
+    def take(self, job: Job, cards: float) -> None:
         """The job was placed; ``cards``: what ``cards`` says of its request."""
-        self.users.take(job.user, cards)
+        self.users.take(self.users.of(job.user), cards)
         if self.has_projects:
-            self.projects.take(job.project, cards)
-        self.queues[queue] = self.queues.get(queue, 0.0) + cards
+            self.projects.take(self.projects.of(job.project), cards)
         if self._policy.order == "drf":
             self._dominate(job.user, cards, job.request)
+
+    def take_queue(self, queue: str, cards: float) -> None:
+        """A job of the queue was placed."""
+        self.queues[queue] = self.queues.get(queue, 0.0) + cards
 
     def _dominate(self, user: int, cards: float, request: Request | None) -> None:
         mine = self.dominant.setdefault(user, [0.0, 0.0, 0.0])
@@ -238,20 +254,23 @@ class Shares:
         """Dominant resource fairness: the largest of a user's shares of cards, host cores and host memory, [0, 1]."""
         return max(self.dominant.get(user, (0.0,)))
 
-    def must_leave(self, user: int, request: Request) -> bool:
-        """Whether the owner is at its fair share while others, below theirs, wait for every kind of card that the request could use."""
-        users = self.users
-        held = users.held.get(user, 0.0)
+    def must_leave(self, user: int, cards: float, kinds: frozenset[int]) -> bool:
+        """Whether the owner is at its fair share while others, below theirs, wait for every kind of card that its job could use.
+
+        ``cards`` and ``kinds``: of the job's request, as the methods of these names say.
+        """
+        standing = self.users.of(user)
+        held = standing.held
         # Half of the job may reach over. Who holds nothing may start anything: else wide jobs could keep each other waiting for ever.
-        if held <= NEAR or held + 0.5 * self.cards(request) <= users.share.get(user, 0.0) + NEAR:
+        if held <= NEAR or held + 0.5 * cards <= standing.share + NEAR:
             return False
-        kinds = self.kinds(request)
-        return bool(kinds) and all(users.short_on[kind] > 0 for kind in kinds)
+        short_on = self.users.short_on
+        return bool(kinds) and all(short_on[kind] > 0 for kind in kinds)
 
 
-def _sums(terms: Iterable[tuple[Owner, list[float]]]) -> dict[Owner, float]:
+def _sums(terms: Iterable[tuple[Name, list[float]]]) -> dict[Name, float]:
     """Exact: whatever the order of the terms."""
-    found: dict[Owner, list[float]] = {}
+    found: dict[Name, list[float]] = {}
     for owner, more in terms:
         found.setdefault(owner, []).extend(more)
     return {owner: math.fsum(all_terms) for owner, all_terms in found.items()}

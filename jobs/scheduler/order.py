@@ -41,15 +41,17 @@ Key = tuple[float, ...]
 class WaitingLine:
     """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key. ``first`` and ``add``: the owner's."""
 
-    __slots__ = ("add", "at", "first", "is_stale", "items", "past", "priority", "project", "queue", "user")
+    __slots__ = ("add", "at", "first", "is_stale", "items", "of_project", "of_user", "past", "project", "queue", "user")
 
-    def __init__(self, owner: Owner, items: Sequence[Item]) -> None:
-        self.priority, self.user, self.project, self.queue = owner
+    def __init__(self, owner: Owner, items: Sequence[Item], first: Key, shares: Shares) -> None:
+        _priority, self.user, self.project, self.queue = owner
         self.items = items
         self.at = 0
-        self.first: Key = ()
+        self.first = first
         self.add = 0.0
-        self.past = 0.0  # the part of ``add`` that does not change
+        self.past = shares.log_past(self.user, self.project)  # the part of ``add`` that does not change
+        self.of_user = shares.users.of(self.user)
+        self.of_project = shares.projects.of(self.project) if shares.has_projects else None
         self.is_stale = True
 
 
@@ -68,6 +70,8 @@ class JobQueue:
         self._guaranteed = {queue.name: queue for queue in policy.queues}
         self._first_queue = policy.queues[0].name if policy.queues else ""
         self.shares = Shares(snapshot, policy, pool) if policy.order in ("fair", "drf", "capacity") else None
+        self._lends = self.shares is not None and policy.order != "drf"
+        self._has_queues = policy.order == "capacity"
         self._all_lines = [] if self.shares is None else self._lines(self.shares)
         self._by_user: dict[int, list[WaitingLine]] = {}
         for line in self._all_lines:
@@ -111,9 +115,14 @@ class JobQueue:
         return job.queue if job.queue in self._guaranteed else self._first_queue
 
     def __iter__(self) -> Iterator[Job]:
-        # One overdue job a pass: where all are overdue, the order still counts. One that nothing can be kept for is in nobody's way.
+        rest = self._sorted() if self.shares is None else self._by_shares(self.shares)
+        overdue = self._overdue()
+        return self._with_overdue(overdue, rest) if overdue else rest
+
+    def _with_overdue(self, overdue: Sequence[Job], rest: Iterator[Job]) -> Iterator[Job]:
+        """One overdue job a pass: where all are overdue, the order still counts. One that nothing can be kept for is in nobody's way."""
         tried: set[int] = set()
-        for job in self._overdue():
+        for job in overdue:
             if job.hold is None:
                 self._first = job
                 tried.add(job.id)
@@ -121,9 +130,6 @@ class JobQueue:
                 if self._is_served:
                     break
         self._first = None
-        rest = self._sorted() if self.shares is None else self._by_shares(self.shares)
-        if not tried:
-            yield from rest
         for job in rest:
             if job.id not in tried:
                 yield job
@@ -139,15 +145,14 @@ class JobQueue:
         )
 
     def _by_shares(self, shares: Shares) -> Iterator[Job]:
-        base = self._base_of(shares)
+        settle = self._settle_of(shares)
         adds = self._policy.order != "drf"  # the two parts of the key are added up, or compared one after the other
         lines = self._all_lines
 
         def key(number: int) -> tuple[Any, ...]:
             line = lines[number]
             if line.is_stale:
-                line.first, line.add = base(line)
-                line.is_stale = False
+                settle(line)
             own, at, job_id, _job = line.items[line.at]
             return (line.first, line.add + own if adds else line.add, at, job_id, number)
 
@@ -177,21 +182,20 @@ class JobQueue:
             if not heap:
                 return
             self._quiet = 1
-            for _first, _key, _at, _id, number, job in self._rest(base, adds=adds):
+            for _first, _key, _at, _id, number, job in self._rest(settle, adds=adds):
                 lines[number].at += 1
                 yield job
                 if not self._quiet:
                     break
             longest *= 2
 
-    def _rest(self, base: Callable[[WaitingLine], tuple[Key, float]], *, adds: bool) -> list[tuple[Key, float, float, int, int, Job]]:
+    def _rest(self, settle: Callable[[WaitingLine], None], *, adds: bool) -> list[tuple[Key, float, float, int, int, Job]]:
         """The jobs that are left in their order, as the shares are now: their keys, the numbers of their lines, and they themselves."""
         found: list[tuple[Key, float, float, int, int, Job]] = []
         for number, line in enumerate(self._all_lines):
             if line.at < len(line.items):
                 if line.is_stale:
-                    line.first, line.add = base(line)
-                    line.is_stale = False
+                    settle(line)
                 first, add = line.first, line.add
                 if adds:
                     found += [(first, add + own, at, job_id, number, job) for own, at, job_id, job in line.items[line.at :]]
@@ -206,29 +210,29 @@ class JobQueue:
         groups = jobs.groups if isinstance(jobs, Backlog) and jobs.policy == self._policy else groups_of(jobs, self._policy)
         owners = sorted(groups)
         shares.settle([(owner[1], owner[2], groups[owner].requests) for owner in owners])
-        found = [WaitingLine(owner, groups[owner].items) for owner in owners]
-        for line in found:
-            line.past = shares.log_past(line.user, line.project)
-        return found
+        firsts = {owner[0]: (-owner[0],) for owner in owners}  # equal ones are one object: keys are compared faster
+        return [WaitingLine(owner, groups[owner].items, firsts[owner[0]], shares) for owner in owners]
 
-    def _base_of(self, shares: Shares) -> Callable[[WaitingLine], tuple[Key, float]]:
-        """The owner's part of a job's key."""
-        order = self._policy.order
+    def _settle_of(self, shares: Shares) -> Callable[[WaitingLine], None]:
+        """What brings a line's part of its jobs' keys up to date."""
+        order, power = self._policy.order, self._policy.load_power
 
-        users, projects = shares.users, shares.projects if shares.has_projects else None
-        power = self._policy.load_power
+        def by_use(line: WaitingLine) -> None:
+            present = line.of_user.load()
+            if line.of_project is not None:
+                present = max(present, line.of_project.load())
+            line.add = line.past + power * present
+            line.is_stale = False
 
-        def load(line: WaitingLine) -> float:
-            present = users.load(line.user)
-            if projects is not None:
-                present = max(present, projects.load(line.project))
-            return line.past + power * present
+        def by_queue(line: WaitingLine) -> None:
+            by_use(line)
+            line.first = (line.first[0], self._queue_load(shares, line.queue))
 
-        if order == "fair":
-            return lambda line: ((-line.priority,), load(line))
-        if order == "drf":
-            return lambda line: ((-line.priority,), shares.dominant_share(line.user) / self._queue_weight(line.queue))
-        return lambda line: ((-line.priority, self._queue_load(shares, line.queue)), load(line))
+        def by_dominant_share(line: WaitingLine) -> None:
+            line.add = shares.dominant_share(line.user) / self._queue_weight(line.queue)
+            line.is_stale = False
+
+        return by_use if order == "fair" else by_queue if order == "capacity" else by_dominant_share
 
     def _queue_weight(self, name: str) -> float:
         queue = self._guaranteed.get(name)
@@ -247,24 +251,32 @@ class JobQueue:
         shares = self.shares
         if shares is None:
             return
-        queue = self.queue_of(job)
-        shares.take(job, queue, cards)
+        shares.take(job, cards)
         # Whose keys have grown.
         for line in self._by_user[job.user]:
             line.is_stale = True
-        if shares.has_projects or self._policy.order == "capacity":
+        if self._has_queues:
+            queue = self.queue_of(job)
+            shares.take_queue(queue, cards)
             for line in self._all_lines:
-                if line.project == job.project or line.queue == queue:
+                if line.queue == queue:
+                    line.is_stale = True
+        if shares.has_projects:
+            for line in self._all_lines:
+                if line.project == job.project:
                     line.is_stale = True
 
-    def must_leave(self, job: Job) -> bool:
-        """Whether an owner at its fair share leaves free cards to those below theirs (fair, capacity): a long job can't be taken back."""
+    def must_leave(self, job: Job, cards: float, kinds: frozenset[int]) -> bool:
+        """Whether an owner at its fair share leaves free cards to those below theirs (fair, capacity): a long job can't be taken back.
+
+        ``cards`` and ``kinds``: what ``Shares`` says of the job's request.
+        """
         shares = self.shares
-        if likely_s(job) <= self._policy.borrow_s or shares is None or self._policy.order == "drf" or job is self._first:
+        if not self._lends or shares is None or likely_s(job) <= self._policy.borrow_s or job is self._first:
             return False
-        if not shares.must_leave(job.user, job.request):
+        if not shares.must_leave(job.user, cards, kinds):
             return False
-        return all(self._much_waits(kind, shares) for kind in shares.kinds(job.request))
+        return all(self._much_waits(kind, shares) for kind in kinds)
 
     def _much_waits(self, kind: int, shares: Shares) -> bool:
         """Whether what waits for such cards, of users below their fair share, is more than LITTLE × ``borrow_s`` of work for all of them.
@@ -282,7 +294,7 @@ class JobQueue:
         left = most
         cards_of: dict[int, float] = {}  # identity of a request -> its cards; 0 = it can't use the kind
         for line in self._all_lines:
-            if not shares.users.is_short(line.user):
+            if not line.of_user.is_short():
                 continue
             for _own, _at, _id, job in line.items:
                 request = job.request
@@ -299,8 +311,8 @@ class JobQueue:
         """What the job's user holds, and its fair share: cards."""
         if self.shares is None:
             return 0.0, 0.0
-        users = self.shares.users
-        return users.held.get(job.user, 0.0), users.share.get(job.user, 0.0)
+        standing = self.shares.users.of(job.user)
+        return standing.held, standing.share
 
     def queue_room(self, job: Job) -> tuple[str, float, float] | None:
         """(queue, cards held, cards that it may hold) if the job would take its queue above its most; None = there is room."""

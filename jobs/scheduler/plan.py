@@ -53,15 +53,17 @@ def _collector_paused() -> Iterator[None]:
 class _Asked:
     """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards."""
 
-    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "shape", "shape_kept", "until", "version")
+    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "is_never", "kinds", "shape", "shape_kept", "until", "version")
 
     def __init__(self, request: Request, placer: Placer, queue: JobQueue) -> None:
         self.has_cards = request.gpu_count > 0
         self.cards = 0.0 if queue.shares is None else queue.shares.cards(request)
+        self.kinds = frozenset[int]() if queue.shares is None else queue.shares.kinds(request)
         self.shape = placer.shape(request)
         self.shape_kept = placer.shape(request, takes_kept=True)
         self.failed: Reason | None = None
         self.failed_kept: Reason | None = None
+        self.is_never = False  # whether that says that it can never run
         self.until: float | None = None  # what Reservations.until answers …
         self.version = 0  # … when so many reservations had been made
 
@@ -110,14 +112,14 @@ class _Pass:
                             break
                         continue
                     outcome = tried
+                    asked.is_never = tried.code in reasons.NEVER
                     if not explain and self._is_over(failed=True):
                         break
             if not explain:
                 continue
-            never = outcome.code in reasons.NEVER
-            refusals.append(refusal_made(job.id, outcome, position, never))
+            refusals.append(refusal_made(job.id, outcome, position, asked.is_never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
-            if not never:
+            if not asked.is_never:
                 position += 1
         return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
 
@@ -159,7 +161,7 @@ class _Pass:
             return asked.failed
         # 2. Who leaves room for others.
         if asked.has_cards:
-            room = self._no_room(job)
+            room = self._no_room(job, asked)
             if room is not None:
                 return room
         # 3. Place it.
@@ -187,11 +189,11 @@ class _Pass:
     def _why(self, request: Request) -> Reason:
         return self.placer.why(request) if self.explain else UNEXPLAINED
 
-    def _no_room(self, job: Job) -> Reason | None:
+    def _no_room(self, job: Job, asked: _Asked) -> Reason | None:
         if self.policy.order == "capacity" and (full := self.queue.queue_room(job)) is not None:
             name, held, most = full
             return Reason(code=reasons.QUEUE_FULL, params={"queue": name, "held": round(held, 2), "most": round(most, 2)})
-        if self.queue.must_leave(job):
+        if self.queue.must_leave(job, asked.cards, asked.kinds):
             if self.explain and (never := self.placer.never(job.request)) is not None:
                 return never
             held, share = self.queue.held_and_share(job)
