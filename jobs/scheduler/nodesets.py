@@ -13,12 +13,20 @@ from jobs.scheduler.need import Need, host_short, node_mismatch
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, TOPOLOGY_WEIGHT, WEIGHTS, packing_class, whole_fragmentation
 from jobs.scheduler.shapes import Candidate, Effect, Losses, Shape
-from jobs.scheduler.topology import ROUND, choose_set
+from jobs.scheduler.topology import ALIKE, ROUND, choose_set
 
 
 def _version(shape: Shape, node: PoolNode) -> int:
     """Grows with each change of the node that matters to the shape."""
     return node.version_empties if shape.by_empties else node.version
+
+
+def _far(nearness: float) -> float:
+    """How far apart the cards of a set are, for its key."""
+    return -round(nearness, 3)
+
+
+ALIKE_FAR = _far(ALIKE[1])
 
 
 class NodeSets:
@@ -35,13 +43,13 @@ class NodeSets:
         """The best set on one node; None = no node has one now."""
         heap = self._caught_up(shape)
         while heap:
-            top = heap[0]
+            top = heap[0][1]
             if top.version == _version(shape, top.node):
                 return top
             heapq.heappop(heap)
         return None
 
-    def _caught_up(self, shape: Shape) -> list[Candidate]:
+    def _caught_up(self, shape: Shape) -> list[tuple[tuple[float, ...], Candidate]]:
         """The shape's heap, with all changes since its last use worked in."""
         log = self._pool.log_empties if shape.by_empties else self._pool.log
         heap = shape.heap
@@ -49,18 +57,18 @@ class NodeSets:
             heap, nodes = [], self._pool.nodes
             if shape.plain is not None and shape.plain.heap is not None:
                 # Only where cards are kept is there anything to be found that is not known.
-                heap = [item for item in self._caught_up(shape.plain) if not item.node.kept]
+                heap = [entry for entry in self._caught_up(shape.plain) if not entry[1].node.kept]
                 nodes = [node for node in nodes if node.kept]
             elif shape.is_whole and not shape.takes_kept:
                 nodes = [node for node in nodes if node.empty >= shape.per_node]
-            heap += [item for node in nodes if (item := self._on_node(shape, node)) is not None]
+            heap += [(item.key, item) for node in nodes if (item := self._on_node(shape, node)) is not None]
             heapq.heapify(heap)
             shape.heap = heap
         elif shape.seen < len(log):
             for node in dict.fromkeys(log[shape.seen :]):
                 item = self._on_node(shape, node)
                 if item is not None:
-                    heapq.heappush(heap, item)
+                    heapq.heappush(heap, (item.key, item))
         shape.seen = len(log)
         return heap
 
@@ -135,29 +143,30 @@ class NodeSets:
         effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
         if effect is None:
             return None
-        cls = self._wide_class(shape, node, state, effect)
+        cls, full = self._wide_class(shape, node, state, effect)
         chosen = ranked[:k]
-        full = whole_fragmentation(empty=node.empty, cards=len(node.cards))
         nearness = node.near()[1]
-        score = WEIGHTS["fragmentation"] * full - sum([item[1] for item in chosen]) / k
+        score = full - sum([item[1] for item in chosen]) / k
         score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
-        avoided = node.node.id in shape.avoid
-        key = (avoided, chosen[-1][0], -round(nearness, 3), cls, False, -round(score, ROUND), node.node.id, next(self._tick))
+        far = ALIKE_FAR if nearness == ALIKE[1] else _far(nearness)
+        number = node.node.id
+        key = (number in shape.avoid, chosen[-1][0], far, cls, False, -round(score, ROUND), number, next(self._tick))
         return Candidate(key, node, [item[3] for item in chosen], _version(shape, node))
 
-    def _wide_class(self, shape: Shape, node: PoolNode, state: State, effect: Effect) -> int:
-        """The packing class of so many empty cards of the node."""
-        k, kind, empty = shape.per_node, state[0], node.empty
-        where = (state, self._pool.host_of(node), empty)
-        cls = None if shape.has_host else shape.wide.get(where)
-        if cls is None:
+    def _wide_class(self, shape: Shape, node: PoolNode, state: State, effect: Effect) -> tuple[int, float]:
+        """(packing class, weighted fragmentation score) of so many empty cards of the node."""
+        k, kind, empty, cards = shape.per_node, state[0], node.empty, len(node.cards)
+        where = (state, self._pool.host_of(node), empty, cards)
+        found = None if shape.has_host else shape.wide.get(where)
+        if found is None:
             host, moved = self._losses.host_after(shape, node)
             mix = self._pool.mix
             table = mix.table(host)
             lost = moved + k * (table[state] - table[effect[1]] - effect[0])
             lost += mix.wide(host, kind, empty) - mix.wide(host, kind, max(empty - k, 0))
-            cls = shape.wide[where] = packing_class(self._strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
-        return cls
+            cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
+            found = shape.wide[where] = (cls, WEIGHTS["fragmentation"] * whole_fragmentation(empty=empty, cards=cards))
+        return found
 
     def _ranked(self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, Effect]], *, avoided: bool) -> Candidate:
         """The best set of the able cards, and the node's place among the others."""
@@ -203,7 +212,7 @@ class NodeSets:
         strained = any(item[0][0] for item in chosen)
         breaks = any(item[0][2] for item in chosen)
         # Of several cards nearness decides before packing: the job lives with its links until its end.
-        far = -round(nearness, 3) if k > 1 else 0.0
+        far = _far(nearness) if k > 1 else 0.0
         key = (avoided, strained, far, cls, breaks, -round(score, ROUND), node.node.id, next(self._tick))
         return Candidate(key, node, [item[4] for item in chosen], _version(shape, node))
 

@@ -21,7 +21,7 @@ from jobs.scheduler.making import grant_made, placement_made, rank_made
 from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
 from jobs.scheduler.never import Inventory, NodeTraits, kind_of
 from jobs.scheduler.score import STRATEGIES, card_score, is_strained, node_score
-from jobs.scheduler.topology import Nearness, pair_nearness
+from jobs.scheduler.topology import ALIKE, Nearness, pair_nearness
 from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, Reason, Request, Slice, Snapshot
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class PoolNode:
 
     def near(self) -> tuple[Nearness | None, float]:
         if self._near is None:
-            self._near = pair_nearness(self.node)
+            self._near = ALIKE if self.is_uniform and not self.node.links else pair_nearness(self.node)
         return self._near
 
 

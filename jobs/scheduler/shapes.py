@@ -25,9 +25,6 @@ class Candidate:
         self.cards = cards
         self.version = version
 
-    def __lt__(self, other: Candidate) -> bool:
-        return self.key < other.key
-
 
 class Bucket:
     """Cards that pack alike. INVARIANT: ``cards`` is a heap of (-score, number, card); a card whose ``bucket`` is another one is stale."""
@@ -87,9 +84,9 @@ class Shape:
         self.order: list[Level] = []
         self.judged: dict[int, Offer | None] = {} if plain is None else plain.judged  # by number of the bucket; None = of no use
         # By node.
-        self.heap: list[Candidate] | None = None
-        # (state, host class, empty cards) -> packing class
-        self.wide: dict[tuple[State, int, int], int] = {} if plain is None else plain.wide
+        self.heap: list[tuple[tuple[float, ...], Candidate]] | None = None  # by ``Candidate.key``
+        # (state, host class, empty cards, cards) -> (packing class, fragmentation score)
+        self.wide: dict[tuple[State, int, int, int], tuple[int, float]] = {} if plain is None else plain.wide
 
 
 class Losses:

@@ -20,6 +20,10 @@ ROUND: Final = 9  # digits that count: beyond them sums differ only by the order
 Nearness = Mapping[tuple[int, int], float]
 
 
+#: Of the cards of a node that knows of no links and has one model only, see ``pair_nearness``.
+ALIKE: Final = (None, SAME_MODEL_SHARE + (1 - SAME_MODEL_SHARE) * NEUTRAL)
+
+
 def pair_nearness(node: Node) -> tuple[Nearness | None, float]:
     """(smaller id, larger id) -> [0, 1] for each pair of the node's cards, and their least.
 
@@ -28,7 +32,7 @@ def pair_nearness(node: Node) -> tuple[Nearness | None, float]:
     models = {gpu.id: gpu.model for gpu in node.gpus}
     is_mixed = len(set(models.values())) > 1
     if not node.links and not is_mixed:
-        return None, _nearness(NEUTRAL, same_model=True)
+        return ALIKE
     by_pair: dict[tuple[int, int], float] = {}
     for link in node.links:
         pair = _pair(link)
