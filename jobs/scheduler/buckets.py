@@ -116,8 +116,6 @@ class Buckets:
             for card in pool.moved[before:]:
                 if card.free_mib > 0:
                     self._sort_in(pool.nodes[card.at], card)
-                else:
-                    card.bucket = -1
             # The empty cards of a node are the better the fewer there are.
             if emptied_before < emptied:
                 for node in dict.fromkeys(pool.log_empties[emptied_before:]):
@@ -162,4 +160,7 @@ class Buckets:
         if not bucket.cards:
             self._filled.append(bucket)
         card.bucket = bucket.number
-        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -card.score(), card.number, card))
+        points = card.points
+        if points is None:
+            points = card.score()
+        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -points, card.number, card))

@@ -1,55 +1,58 @@
 """Frozen dataclasses, made quickly: a pass makes up to three for each job, and ``__init__`` of a frozen one takes most of that time.
 
-The same objects as their classes would make; only for the pass, which knows that its values are sound.
+Each is made as its twin, which has the same slots but is not frozen, and then becomes what it is for. The same objects as their
+classes would make; only for the pass, which knows that its values are sound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from jobs.scheduler.types import Grant, Placement, RankPlacement, Reason, Refusal
 
-_new = object.__new__
+
+class _Grant:
+    __slots__ = ("exclusive", "gpu", "mib")
+
+    def __init__(self, gpu: int, mib: int, exclusive: bool) -> None:
+        self.gpu = gpu
+        self.mib = mib
+        self.exclusive = exclusive
+        self.__class__ = Grant  # type: ignore[assignment]
 
 
-def _setters(cls: type, *names: str) -> list[Callable[[Any, Any], None]]:
-    return [cls.__dict__[name].__set__ for name in names]
+class _Rank:
+    __slots__ = ("grants", "index", "node")
+
+    def __init__(self, index: int, node: int, grants: tuple[Grant, ...]) -> None:
+        self.index = index
+        self.node = node
+        self.grants = grants
+        self.__class__ = RankPlacement  # type: ignore[assignment]
 
 
-_grant_gpu, _grant_mib, _grant_exclusive = _setters(Grant, "gpu", "mib", "exclusive")
-_rank_index, _rank_node, _rank_grants = _setters(RankPlacement, "index", "node", "grants")
-_placement_job, _placement_ranks = _setters(Placement, "job", "ranks")
-_refusal_job, _refusal_reason, _refusal_position, _refusal_never = _setters(Refusal, "job", "reason", "position", "never")
+class _Placement:
+    __slots__ = ("job", "ranks")
+
+    def __init__(self, job: int, ranks: tuple[RankPlacement, ...]) -> None:
+        self.job = job
+        self.ranks = ranks
+        self.__class__ = Placement  # type: ignore[assignment]
 
 
-def grant_made(gpu: int, mib: int, exclusive: bool) -> Grant:
-    made = _new(Grant)
-    _grant_gpu(made, gpu)
-    _grant_mib(made, mib)
-    _grant_exclusive(made, exclusive)
-    return made
+class _Refusal:
+    __slots__ = ("job", "never", "position", "reason")
+
+    def __init__(self, job: int, reason: Reason, position: int, never: bool) -> None:
+        self.job = job
+        self.reason = reason
+        self.position = position
+        self.never = never
+        self.__class__ = Refusal  # type: ignore[assignment]
 
 
-def rank_made(index: int, node: int, grants: tuple[Grant, ...]) -> RankPlacement:
-    made = _new(RankPlacement)
-    _rank_index(made, index)
-    _rank_node(made, node)
-    _rank_grants(made, grants)
-    return made
-
-
-def placement_made(job: int, ranks: tuple[RankPlacement, ...]) -> Placement:
-    made = _new(Placement)
-    _placement_job(made, job)
-    _placement_ranks(made, ranks)
-    return made
-
-
-def refusal_made(job: int, reason: Reason, position: int, never: bool) -> Refusal:
-    made = _new(Refusal)
-    _refusal_job(made, job)
-    _refusal_reason(made, reason)
-    _refusal_position(made, position)
-    _refusal_never(made, never)
-    return made
+grant_made = cast(Callable[[int, int, bool], Grant], _Grant)
+rank_made = cast(Callable[[int, int, tuple[Grant, ...]], RankPlacement], _Rank)
+placement_made = cast(Callable[[int, tuple[RankPlacement, ...]], Placement], _Placement)
+refusal_made = cast(Callable[[int, Reason, int, bool], Refusal], _Refusal)

@@ -330,7 +330,8 @@ class Pool:
             card.added.append((job, mib, exclusive))
         card.live = live + 1
         card.free_mib = free - mib
-        if free == mib:
+        if free <= mib:
+            card.bucket = -1
             self.free_cards -= 1
         return grant_made(card.gpu.id, mib, exclusive)
 
