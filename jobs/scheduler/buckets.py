@@ -15,6 +15,14 @@ from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, WEIGHTS, packin
 from jobs.scheduler.shapes import Bucket, Level, Losses, Offer, Shape
 from jobs.scheduler.topology import ROUND
 
+#: Values that are farther apart than this differ in what of them counts.
+NEAR = 2 * 10**-ROUND
+
+
+def _is_before(value: float, place: int, best: float, at: int) -> bool:
+    """Whether it comes before the best one so far: by as much of the value as counts, then by the card's place."""
+    return (round(value, ROUND), place) < (round(best, ROUND), at)
+
 
 class Buckets:
     """The buckets of one pass, shared by its shapes."""
@@ -48,7 +56,7 @@ class Buckets:
         order, levels = shape.order, shape.levels
         pop = heapq.heappop
         while order:
-            best: tuple[float, int] | None = None
+            best, at = 0.0, 0
             found: PoolCard | None = None
             gone: list[int] = []
             offers = levels[order[0]]
@@ -59,12 +67,10 @@ class Buckets:
                 if not cards:
                     gone.append(number)
                     continue
-                item = cards[0]
-                if item is not offer.item:
-                    offer.item = item
-                    offer.key = (round(item[0] - offer.weight, ROUND), item[1])
-                if best is None or offer.key < best:
-                    best, found = offer.key, item[2]
+                less_score, place, card = cards[0]
+                value = less_score - offer.weight
+                if found is None or value < best - NEAR or (value < best + NEAR and _is_before(value, place, best, at)):
+                    best, at, found = value, place, card
             if found is not None:
                 for number in gone:
                     del offers[number]
@@ -106,9 +112,10 @@ class Buckets:
         if self._seen is None:
             for node in pool.nodes:
                 if node.node.takes_work:
-                    for card in node.cards:
-                        if card.free_mib > 0:
-                            self._sort_in(node, card)
+                    if node.empty < len(node.cards):
+                        for card in node.cards:
+                            if card.free_mib > 0:
+                                self._sort_in(node, card)
                     if node.empty:
                         self._sort_empties(node)
         elif self._seen != (moved, emptied):
@@ -129,12 +136,11 @@ class Buckets:
                 if card.live == 0:
                     self._sort_in(node, card)
             return
-        empty, was_strained = node.empty, None
-        for item in node.empties():
-            card = item[3]
-            if item[0] is not was_strained and card.aside_for is None:
-                self._put(node, card, empty, len(node.cards))
-                was_strained = item[0]
+        was_strained = None
+        for is_strained, _score, _number, card in node.empties():
+            if is_strained is not was_strained and card.aside_for is None:
+                self._put(node, card, node.empty, len(node.cards))
+                was_strained = is_strained
 
     def _sort_in(self, node: PoolNode, card: PoolCard) -> None:
         if card.free_mib <= 0 or not card.is_open:
@@ -148,9 +154,8 @@ class Buckets:
         host = node.host
         if host is None:
             host = self._pool.host_of(node)
-        is_kept, is_strained = card.aside_for is not None, card.strained
-        if is_strained is None:
-            is_strained = card.is_strained()
+        is_kept = card.aside_for is not None
+        score, is_strained = card.rated()
         key = (card.kind, card.free_mib, card.live, host, empty, size, is_strained, is_kept)
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -160,7 +165,4 @@ class Buckets:
         if not bucket.cards:
             self._filled.append(bucket)
         card.bucket = bucket.number
-        points = card.points
-        if points is None:
-            points = card.score()
-        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -points, card.number, card))
+        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -score, card.number, card))

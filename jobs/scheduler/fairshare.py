@@ -108,10 +108,12 @@ class Owners:
             if standing.is_short():
                 self.short_on.update(standing.waits_for)
 
-    def take(self, standing: Standing, cards: float) -> None:
-        was_short = standing.is_short()
-        standing.held += cards
-        if was_short and not standing.is_short():
+    def take(self, owner: int, cards: float) -> None:
+        standing = self.of(owner)
+        before, least = standing.held, standing.share - NEAR
+        held = standing.held = before + cards
+        # It was below its share, and is not any more.
+        if before < least <= held:
             self.short_on.subtract(standing.waits_for)
 
     def weight(self, owner: int) -> float:
@@ -226,9 +228,9 @@ class Shares:
 
     def take(self, job: Job, cards: float) -> None:
         """The job was placed; ``cards``: what ``cards`` says of its request."""
-        self.users.take(self.users.of(job.user), cards)
+        self.users.take(job.user, cards)
         if self.has_projects:
-            self.projects.take(self.projects.of(job.project), cards)
+            self.projects.take(job.project, cards)
         if self._policy.order == "drf":
             self._dominate(job.user, cards, job.request)
 

@@ -51,11 +51,14 @@ def _collector_paused() -> Iterator[None]:
 
 
 class _Asked:
-    """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards."""
+    """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards.
 
-    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "is_never", "kinds", "shape", "shape_kept", "until", "version")
+    ``until``: when cards that are kept, and that it could use, are needed; None = none is kept, or it uses no cards.
+    """
 
-    def __init__(self, request: Request, placer: Placer, queue: JobQueue) -> None:
+    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "is_never", "kinds", "shape", "shape_kept", "until")
+
+    def __init__(self, request: Request, placer: Placer, queue: JobQueue, reservations: Reservations) -> None:
         self.has_cards = request.gpu_count > 0
         self.cards = 0.0 if queue.shares is None else queue.shares.cards(request)
         self.kinds = frozenset[int]() if queue.shares is None else queue.shares.kinds(request)
@@ -64,8 +67,7 @@ class _Asked:
         self.failed: Reason | None = None
         self.failed_kept: Reason | None = None
         self.is_never = False  # whether that says that it can never run
-        self.until: float | None = None  # what Reservations.until answers …
-        self.version = 0  # … when so many reservations had been made
+        self.until = reservations.until(self.shape.needs) if self.has_cards else None
 
 
 class _Pass:
@@ -89,7 +91,7 @@ class _Pass:
         refusals: list[Refusal] = []
         position = 1
         explain = self.explain
-        by_object, queue, ends, kept = self._by_object, self.queue, self.ends, self.reservations.kept
+        by_object, queue, ends = self._by_object, self.queue, self.ends
         for job in queue:
             if job.hold is not None:
                 if explain:
@@ -98,11 +100,12 @@ class _Pass:
             asked = by_object.get(id(job.request)) or self._asked_of(job.request)
             outcome = asked.failed_kept
             if outcome is None:
-                until = asked.until
-                if asked.failed is not None and asked.version == len(kept) and (until is None or ends.job_end(job) > until):
+                # May it use kept cards? If not, what failed before fails again.
+                passes = asked.until is not None and ends.job_end(job) <= asked.until
+                if asked.failed is not None and not passes:
                     outcome = asked.failed
                 else:
-                    tried = self._try(job, asked)
+                    tried = self._try(job, asked, passes=passes)
                     if isinstance(tried, Placement):
                         placements.append(tried)
                         queue.placed(job, asked.cards)
@@ -137,34 +140,22 @@ class _Pass:
         jobs = self.snapshot.jobs
         if asked.failed is None or not isinstance(jobs, Backlog):
             return False
-        until = self.reservations.until(self.placer.pool.needs(request)) if asked.has_cards else None
-        return until is None or self.snapshot.now + jobs.shortest_s(request) > until
+        return asked.until is None or self.snapshot.now + jobs.shortest_s(request) > asked.until
 
     def _asked_of(self, request: Request) -> _Asked:
         found = self._asked.get(request)
         if found is None:
-            found = self._asked[request] = _Asked(request, self.placer, self.queue)
+            found = self._asked[request] = _Asked(request, self.placer, self.queue, self.reservations)
         self._by_object[id(request)] = found
         return found
 
-    def _try(self, job: Job, asked: _Asked) -> Placement | Reason:
-        """Call only while ``asked.failed_kept`` is None."""
+    def _try(self, job: Job, asked: _Asked, *, passes: bool) -> Placement | Reason:
+        """``passes``: it may use kept cards. Call only while ``asked.failed_kept`` is None, and if it passes or nothing failed."""
         request = job.request
-        # 1. May it use kept cards? If not, what failed before fails again.
-        made = len(self.reservations.kept)
-        if asked.version != made:
-            asked.until = self.reservations.until(self.placer.pool.needs(request)) if asked.has_cards else None
-            asked.version = made
-        until = asked.until
-        passes = until is not None and self.ends.job_end(job) <= until
-        if not passes and asked.failed is not None:
-            return asked.failed
-        # 2. Who leaves room for others.
-        if asked.has_cards:
-            room = self._no_room(job, asked)
-            if room is not None:
-                return room
-        # 3. Place it.
+        # 1. Who leaves room for others.
+        if asked.has_cards and (room := self._no_room(job, asked)) is not None:
+            return room
+        # 2. Place it.
         if job.avoid_nodes:
             shape = self.placer.shape(request, job.avoid_nodes, takes_kept=passes)
         else:
@@ -181,8 +172,8 @@ class _Pass:
         if passes or reason.code in reasons.NEVER:
             asked.failed_kept = reason
         asked.failed = reason
-        # 4. Keep what it waits for. Only now: it is not blocked by itself.
-        if until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and asked.has_cards:
+        # 3. Keep what it waits for. Only now: it is not blocked by itself.
+        if asked.until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and asked.has_cards:
             self._keep(job)
         return reason
 
@@ -206,5 +197,7 @@ class _Pass:
         self.ends.is_strict = self.queue.is_strict(job)
         if self.reservations.keep_for(job, self.placer.shape(job.request, job.avoid_nodes)):
             self.queue.kept_for(job)
+            for asked in self._asked.values():
+                asked.until = self.reservations.until(asked.shape.needs) if asked.has_cards else None
         else:
             self.ends.is_strict = False

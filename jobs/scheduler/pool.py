@@ -20,7 +20,7 @@ from jobs.scheduler.fragmentation import Mix, State, mix_of
 from jobs.scheduler.making import grant_made, placement_made, rank_made
 from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
 from jobs.scheduler.never import Inventory, NodeTraits, kind_of
-from jobs.scheduler.score import STRATEGIES, card_score, is_strained, node_score
+from jobs.scheduler.score import STRATEGIES, card_rated, node_score
 from jobs.scheduler.topology import ALIKE, Nearness, pair_nearness
 from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, Reason, Request, Slice, Snapshot
 
@@ -37,8 +37,8 @@ class PoolCard:
     node, index and id; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none."""
 
     __slots__ = (
-        "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node_points", "number",
-        "place", "points", "slices_before", "strained",
+        "_rated", "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node_points",
+        "number", "place", "slices_before",
     )  # fmt: skip
 
     def __init__(
@@ -55,9 +55,8 @@ class PoolCard:
         self.is_open = False
         self.aside_for: int | None = None
         self.bucket = -1
-        self.points: float | None = None
+        self._rated: tuple[float, bool] | None = None
         self.node_points = points
-        self.strained: bool | None = None
         self.slices_before = slices
         self.added: list[tuple[int, int, bool]] | None = None
 
@@ -70,17 +69,19 @@ class PoolCard:
 
     def score(self) -> float:
         """The part of the score that no placement changes."""
-        points = self.points
-        if points is None:
-            points = self.points = card_score(self.gpu) + self.node_points
-        return points
+        return self.rated()[0]
 
     def is_strained(self) -> bool:
         """As the pass began: what it places itself strains nothing yet."""
-        strained = self.strained
-        if strained is None:
-            strained = self.strained = is_strained(self.gpu, live=len(self.slices_before))
-        return strained
+        return self.rated()[1]
+
+    def rated(self) -> tuple[float, bool]:
+        """(``score``, ``is_strained``)."""
+        found = self._rated
+        if found is None:
+            points, strained = card_rated(self.gpu, live=len(self.slices_before))
+            found = self._rated = (points + self.node_points, strained)
+        return found
 
     @property
     def slices(self) -> Sequence[Slice]:
@@ -130,13 +131,12 @@ class PoolNode:
         """Its empty cards, those that are kept included, the best first: (strained, -score, number, card)."""
         ranked = self.ranked
         if ranked is None:
-            ranked = self.ranked = sorted(
-                [
-                    (card.is_strained(), -card.score(), card.number, card)
-                    for card in self.cards
-                    if card.live == 0 and card.is_open and not card.foreign_mib
-                ]
-            )
+            ranked = self.ranked = []
+            for card in self.cards:
+                if card.live == 0 and card.is_open and not card.foreign_mib:
+                    score, is_strained = card.rated()
+                    ranked.append((is_strained, -score, card.number, card))
+            ranked.sort()
         else:
             ranked = self.ranked = [item for item in ranked if not item[3].live]
         return ranked
@@ -163,6 +163,7 @@ class Pool:
         self.capacity = 0  # cards that are in service on nodes that take work
         self.free_cards = 0  # of these, cards with any memory free
         self.kinds: list[Gpu] = []  # one sample of each kind …
+        self.kind_counts: list[int] = []  # … how many cards there are of it …
         self.kind_nodes: list[Node] = []  # … and of the node it is on
         self.kept_kinds: set[int] = set()  # kinds of which some card is kept for a waiting job
         self.log: list[PoolNode] = []
@@ -208,6 +209,7 @@ class Pool:
                 if kind is None:
                     kind = kind_at[key] = len(self.kinds)
                     self.kinds.append(gpu)
+                    self.kind_counts.append(0)
                     self.kind_nodes.append(node)
                 if first_kind < 0:
                     first_kind = kind
@@ -230,6 +232,11 @@ class Pool:
                         self.free_cards += 1
                     if not slices and not foreign:
                         empty += 1
+            if item.is_uniform and cards:
+                self.kind_counts[first_kind] += len(cards)
+            else:
+                for card in cards:
+                    self.kind_counts[card.kind] += 1
             item.empty = empty
             self.capacity += is_open
 

@@ -74,23 +74,30 @@ def power_score(headroom_pct: int | None) -> float:
     return NEUTRAL if headroom_pct is None else _unit(headroom_pct / 100)
 
 
-def card_score(gpu: Gpu) -> float:
-    """The part of the score that belongs to the card alone: all but fragmentation and power; [0, 0.8] with the weights above.
-
-    The sum of the four scores above, each with its weight; written out, as a pass asks it of each card.
-    """
-    temp, util, width, hops = gpu.temp_c, gpu.util_pct, gpu.pcie_width, gpu.pcie_hops
+def card_rated(gpu: Gpu, *, live: int) -> tuple[float, bool]:
+    """(``card_score``, ``is_strained``), written out: a pass asks both of each card with room. ``live``: our slices on it."""
+    temp, util, width, hops, well = gpu.temp_c, gpu.util_pct, gpu.pcie_width, gpu.pcie_hops, gpu.health
     cool = NEUTRAL if temp is None else 1.0 if temp <= COOL_C else 0.0 if temp >= HOT_C else (HOT_C - temp) / (HOT_C - COOL_C)
     idle = NEUTRAL if util is None else 1.0 if util <= 0 else 0.0 if util >= 100 else 1 - util / 100
     lanes = NEUTRAL if width is None else 1.0 if width >= FULL_PCIE_WIDTH else 0.0 if width <= 0 else width / FULL_PCIE_WIDTH
     position = NEUTRAL if hops is None else 1 / (1 + max(hops, 0))
+    healthy = 1.0 if well >= 100 else 0.0 if well <= 0 else well / 100
     temperature, load, health, pcie = _CARD_WEIGHTS
-    return (
-        temperature * cool
-        + load * idle
-        + health * _unit(gpu.health / 100)
-        + pcie * (PCIE_WIDTH_SHARE * lanes + (1 - PCIE_WIDTH_SHARE) * position)
+    score = temperature * cool + load * idle + health * healthy + pcie * (PCIE_WIDTH_SHARE * lanes + (1 - PCIE_WIDTH_SHARE) * position)
+    is_strained = (
+        (temp is not None and temp >= STRAINED_C)
+        or well < STRAINED_HEALTH
+        or (live == 0 and util is not None and util >= STRAINED_LOAD_PCT)
     )
+    return score, is_strained
+
+
+def card_score(gpu: Gpu) -> float:
+    """The part of the score that belongs to the card alone: all but fragmentation and power; [0, 0.8] with the weights above.
+
+    The sum of the four scores above, each with its weight.
+    """
+    return card_rated(gpu, live=0)[0]
 
 
 def node_score(node: Node) -> float:
@@ -100,9 +107,7 @@ def node_score(node: Node) -> float:
 
 def is_strained(gpu: Gpu, *, live: int) -> bool:
     """Too hot, too unwell, or at work for somebody else: the last choice, whatever else speaks for it."""
-    if gpu.temp_c is not None and gpu.temp_c >= STRAINED_C:
-        return True
-    return gpu.health < STRAINED_HEALTH or (live == 0 and gpu.util_pct is not None and gpu.util_pct >= STRAINED_LOAD_PCT)
+    return card_rated(gpu, live=live)[1]
 
 
 def slice_fragmentation(*, total_mib: int, free_mib: int, taken_mib: int) -> float:

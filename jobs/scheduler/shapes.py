@@ -43,16 +43,14 @@ class Bucket:
 
 
 class Offer:
-    """A bucket as one request sees it: its level, ``weight`` of its fragmentation score, and its first card with that card's ``key``."""
+    """A bucket as one request sees it: its level, and the ``weight`` of its fragmentation score."""
 
-    __slots__ = ("bucket", "item", "key", "level", "weight")
+    __slots__ = ("bucket", "level", "weight")
 
     def __init__(self, level: Level, weight: float, bucket: Bucket) -> None:
         self.level = level
         self.weight = weight
         self.bucket = bucket
-        self.item: tuple[float, int, PoolCard] | None = None
-        self.key: tuple[float, int] = (0.0, 0)
 
 
 class Shape:
@@ -95,12 +93,8 @@ class Losses:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.strategy = FRAGMENTATION_AWARE if pool.policy.strategy == "default" else pool.policy.strategy
-        total = known = 0
-        for card in pool.card_of.values():
-            mib = card.gpu.total_mib
-            if mib:
-                total += mib
-                known += 1
+        sized = [(gpu.total_mib, cards) for gpu, cards in zip(pool.kinds, pool.kind_counts, strict=True) if gpu.total_mib]
+        total, known = sum([mib * cards for mib, cards in sized]), sum([cards for _mib, cards in sized])
         self.unit = total / known if known else 1.0
 
     def step(self, shape: Shape, state: State) -> Effect | None:
