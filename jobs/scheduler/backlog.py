@@ -32,13 +32,15 @@ def groups_of(jobs: Iterable[Job], policy: Policy) -> dict[Owner, Group]:
     is_short_first = policy.order != "drf"
     fold, floor = max(policy.age_fold_s, 1.0), max(policy.short_floor_s, 1.0)
     has_queues = policy.order in ("drf", "capacity")
+    queue = ""
     groups: dict[Owner, Group] = {}
     lengths: dict[int | None, float] = {}  # limit -> logarithm of the likely runtime, where nothing is predicted
     log = math.log
     qos = dict(policy.qos)
     queues = [queue.name for queue in policy.queues] or [""]
     for job in jobs:
-        queue = "" if not has_queues else job.queue if job.queue in queues else queues[0]
+        if has_queues:
+            queue = job.queue if job.queue in queues else queues[0]
         priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
         owner = (priority, job.user, job.project, queue)
         group = groups.get(owner)

@@ -7,7 +7,7 @@ than it asks for (held + waiting), and what one leaves is dealt out among the ot
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -104,9 +104,7 @@ class Owners:
         wanted = {owner: math.fsum((standing.held, *waiting.get(owner, ()))) for owner, standing in self.standings.items()}
         for owner, share in max_min(wanted, capacity).items():
             self.standings[owner].share = share
-        for standing in self.standings.values():
-            if standing.is_short():
-                self.short_on.update(standing.waits_for)
+        self.short_on = Counter([kind for standing in self.standings.values() if standing.is_short() for kind in standing.waits_for])
 
     def take(self, owner: int, cards: float) -> None:
         standing = self.of(owner)
@@ -146,16 +144,12 @@ class Shares:
     def _held(self, snapshot: Snapshot) -> tuple[dict[int, float], dict[int, float]]:
         """What runs already: ({user: cards}, {project: cards}). Fills ``queues`` and ``dominant``."""
         is_drf = self._policy.order == "drf"
-        held: dict[tuple[int, int, str], list[float]] = {}
+        held: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
         for run in snapshot.running:
             cards = 0.0
             for part in run.slices:
                 cards += 1.0 if part.exclusive else self._part(part)
-            owner = (run.user, run.project, run.queue)
-            if owner in held:
-                held[owner].append(cards)
-            else:
-                held[owner] = [cards]
+            held[run.user, run.project, run.queue].append(cards)
             if is_drf and run.request is not None:
                 self._dominate(run.user, 0.0, run.request)
         names = [queue.name for queue in self._policy.queues] or [""]
@@ -195,6 +189,11 @@ class Shares:
             self._kinds[number] = found
         return found
 
+    def cards_of(self, kind: int) -> dict[int, float]:
+        """Identity of a request of the snapshot -> what it takes, of those that a card of the kind could serve."""
+        requests = self._pool.by_identity
+        return {key: self.cards(request) for key, request in requests.items() if kind in self.kinds(request)}
+
     def in_service(self, kind: int) -> int:
         """How many cards of the kind take work."""
         if not self._in_service:
@@ -203,22 +202,21 @@ class Shares:
 
     def settle(self, waiting: Iterable[tuple[int, int, Mapping[int, int]]]) -> None:
         """(user, project, {identity of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""
-        known: dict[int, tuple[float, frozenset[int]]] = {}
+        # 1. By identity of a request: its cards, and the kinds that could serve it; only of those that want cards that are here.
+        cards_of: dict[int, float] = {}
+        kinds_of: dict[int, frozenset[int]] = {}
+        for key, request in self._pool.by_identity.items():
+            cards, kinds = self.cards(request), self.kinds(request)
+            if kinds and cards > 0:
+                cards_of[key], kinds_of[key] = cards, kinds
+        all_kinds = {*kinds_of.values()}
+        # 2. What each owner wants.
         of_users: dict[int, list[float]] = {}
         of_projects: dict[int, list[float]] = {}
         for user, project, requests in waiting:
-            mine: list[float] = []
-            waits_for: set[frozenset[int]] = set()
-            for key, times in requests.items():
-                found = known.get(key)
-                if found is None:
-                    request = self._pool.by_identity[key]
-                    found = known[key] = (self.cards(request), self.kinds(request))
-                cards, kinds = found
-                if kinds and cards > 0:
-                    mine.append(cards * times)
-                    waits_for.add(kinds)
+            mine = [cards_of[key] * times for key, times in requests.items() if key in cards_of]
             if mine:
+                waits_for = all_kinds if len(all_kinds) == 1 else {kinds_of[key] for key in requests if key in kinds_of}
                 for owner, owners, terms in ((user, self.users, of_users), (project, self.projects, of_projects)):
                     terms.setdefault(owner, []).extend(mine)
                     owners.of(owner).waits_for.update(*waits_for)

@@ -292,15 +292,12 @@ class JobQueue:
         """Whether the waiting jobs that could use the kind, and whose users are below their fair share, are more than ``most``
         card-seconds of work by their likely runtimes."""
         left = most
-        cards_of: dict[int, float] = {}  # identity of a request -> its cards; 0 = it can't use the kind
+        cards_of = shares.cards_of(kind)
         for line in self._all_lines:
             if not line.of_user.is_short():
                 continue
             for _own, _at, _id, job in line.items:
-                request = job.request
-                cards = cards_of.get(id(request))
-                if cards is None:
-                    cards = cards_of[id(request)] = shares.cards(request) if kind in shares.kinds(request) else 0.0
+                cards = cards_of.get(id(job.request))
                 if cards and job.hold is None:
                     left -= cards * likely_s(job)
                     if left < 0:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from jobs.scheduler.shapes import Candidate, Shape
 
 _gpu_key = attrgetter("index", "id")
-_request_of = attrgetter("request")
 
 
 class PoolCard:
@@ -362,5 +361,13 @@ def _requests(jobs: Sequence[Job]) -> tuple[Mapping[int, Request], Mapping[int, 
     """({identity: request}, {identity: jobs}). Equal requests are mostly one object: counting objects first saves hashing each."""
     if isinstance(jobs, Backlog):
         return jobs.by_identity, jobs.times
-    requests = [*map(_request_of, jobs)]
-    return dict(zip(map(id, requests), requests, strict=True)), Counter(map(id, requests))
+    by_identity: dict[int, Request] = {}
+    times: dict[int, int] = {}
+    for job in jobs:
+        request = job.request
+        key = id(request)
+        if key in times:
+            times[key] += 1
+        else:
+            by_identity[key], times[key] = request, 1
+    return by_identity, times
