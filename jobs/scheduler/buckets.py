@@ -112,10 +112,9 @@ class Buckets:
         if self._seen is None:
             for node in pool.nodes:
                 if node.node.takes_work:
-                    if node.empty < len(node.cards):
-                        for card in node.cards:
-                            if card.free_mib > 0:
-                                self._sort_in(node, card)
+                    for card in node.cards:
+                        if card.free_mib > 0 and not card.is_empty():
+                            self._sort_in(node, card)
                     if node.empty:
                         self._sort_empties(node)
         elif self._seen != (moved, emptied):

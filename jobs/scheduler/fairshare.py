@@ -107,7 +107,8 @@ class Owners:
         self.short_on = Counter([kind for standing in self.standings.values() if standing.is_short() for kind in standing.waits_for])
 
     def take(self, owner: int, cards: float) -> None:
-        standing = self.of(owner)
+        """A job of the owner, one that ``of`` was asked about before, was placed."""
+        standing = self.standings[owner]
         before, least = standing.held, standing.share - NEAR
         held = standing.held = before + cards
         # It was below its share, and is not any more.
@@ -259,7 +260,7 @@ class Shares:
 
         ``cards`` and ``kinds``: of the job's request, as the methods of these names say.
         """
-        standing = self.users.of(user)
+        standing = self.users.standings[user]
         held = standing.held
         # Half of the job may reach over. Who holds nothing may start anything: else wide jobs could keep each other waiting for ever.
         if held <= NEAR or held + 0.5 * cards <= standing.share + NEAR:

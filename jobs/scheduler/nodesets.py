@@ -82,8 +82,10 @@ class NodeSets:
         elif shape.is_whole:
             if node.empty < k and not shape.takes_kept:
                 return None
-            if k > 1 and node.is_uniform and self._strategy == FRAGMENTATION_AWARE and node.near()[0] is None:
-                return self._wide(shape, node)
+            if k > 1 and node.is_uniform and self._strategy == FRAGMENTATION_AWARE:
+                near, nearness = node.near()
+                if near is None:
+                    return self._wide(shape, node, nearness)
         able: list[tuple[PoolCard, Effect]] = []
         step = shape.step
         for card in node.cards if k else ():
@@ -131,7 +133,7 @@ class NodeSets:
         cls = packing_class(self._strategy, lost=(least + moved) / self._unit, fragmentation=0.0, free_share=0.0)
         return Candidate((avoided, best[0], 0.0, cls, breaks, best[2], node.node.id, tick), node, (chosen,), _version(shape, node))
 
-    def _wide(self, shape: Shape, node: PoolNode) -> Candidate | None:
+    def _wide(self, shape: Shape, node: PoolNode, nearness: float) -> Candidate | None:
         """Whole cards of a node where any set is as near and packs as well as another: the ones with the best scores."""
         k = shape.per_node
         ranked = node.empties()
@@ -145,7 +147,6 @@ class NodeSets:
             return None
         cls, full = self._wide_class(shape, node, state, effect)
         chosen = ranked[:k]
-        nearness = node.near()[1]
         score = full - sum([item[1] for item in chosen]) / k
         score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
         far = ALIKE_FAR if nearness == ALIKE[1] else _far(nearness)

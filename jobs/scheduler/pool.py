@@ -98,8 +98,8 @@ class PoolNode:
     """
 
     __slots__ = (
-        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "gpus", "host", "is_uniform", "kept", "memory_mib", "node", "ranked",
-        "version", "version_empties",
+        "_near", "_ranked", "_ranked_at", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "gpus", "host", "is_uniform", "kept",
+        "memory_mib", "node", "version", "version_empties",
     )  # fmt: skip
 
     def __init__(self, node: Node, at: int) -> None:
@@ -115,7 +115,8 @@ class PoolNode:
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
         self.kept = 0  # cards that are kept for a waiting job
-        self.ranked: list[tuple[bool, float, int, PoolCard]] | None = None  # see ``empties``
+        self._ranked: list[tuple[bool, float, int, PoolCard]] | None = None  # what ``empties`` said …
+        self._ranked_at = 0  # … at this version
         self._near: tuple[Nearness | None, float] | None = None
 
     @property
@@ -128,16 +129,19 @@ class PoolNode:
 
     def empties(self) -> list[tuple[bool, float, int, PoolCard]]:
         """Its empty cards, those that are kept included, the best first: (strained, -score, number, card)."""
-        ranked = self.ranked
+        ranked = self._ranked
         if ranked is None:
-            ranked = self.ranked = []
+            ranked = []
             for card in self.cards:
                 if card.live == 0 and card.is_open and not card.foreign_mib:
                     score, is_strained = card.rated()
                     ranked.append((is_strained, -score, card.number, card))
             ranked.sort()
+        elif self._ranked_at == self.version_empties:
+            return ranked
         else:
-            ranked = self.ranked = [item for item in ranked if not item[3].live]
+            ranked = [item for item in ranked if not item[3].live]
+        self._ranked, self._ranked_at = ranked, self.version_empties
         return ranked
 
     def near(self) -> tuple[Nearness | None, float]:
