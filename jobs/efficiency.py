@@ -27,6 +27,8 @@ IDLE_BELOW_PCT = 5
 #: The last samples of a job are written by then.
 SETTLED_AFTER = timedelta(seconds=75)
 LOOK_BACK = timedelta(hours=20)  # samples as they were taken are kept for a day
+#: A shorter run leaves no sample to speak of: there is nothing to measure.
+LEAST = timedelta(seconds=30)
 BATCH = 50
 
 
@@ -89,9 +91,11 @@ def _held(jobs: Sequence[int]) -> dict[int, list[Held]]:
 
 
 def efficiency_measure(*, now: datetime) -> int:
-    """Jobs with cards that ended a while ago and are not measured yet, at most BATCH; returns how many were. One query where none is."""
+    """Measures jobs with cards that ran for LEAST or more and ended a while ago, at most BATCH; returns how many. One query where there
+    is none."""
     done = JobUse.objects.filter(ended_at__gt=now - LOOK_BACK - timedelta(minutes=5)).values("job_id")
-    rows = Job.objects.filter(ended_at__gt=now - LOOK_BACK, ended_at__lte=now - SETTLED_AFTER, started_at__isnull=False, gpu_count__gt=0)
+    rows = Job.objects.filter(ended_at__gt=now - LOOK_BACK, ended_at__lte=now - SETTLED_AFTER, gpu_count__gt=0)
+    rows = rows.filter(ended_at__gte=F("started_at") + LEAST)
     jobs = list(rows.exclude(pk__in=done).order_by("ended_at", "pk")[:BATCH])
     if not jobs:
         return 0

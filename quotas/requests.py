@@ -210,6 +210,7 @@ def request_approve(
     if not now < until <= now + timedelta(days=UNTIL_MOST_DAYS):
         raise BadValue("request_until", params={"field": "until", "value": until.isoformat(), "days": UNTIL_MOST_DAYS})
     with transaction.atomic():
+        _quota_lock(request)
         if by.is_staff:
             changes = {
                 "state": State.APPROVED, "granted_amount": amount, "granted_until": until, "decided_by": by, "decided_at": now,
@@ -252,6 +253,7 @@ def grant_end(*, request: QuotaRequest, by: User, now: datetime, note: str = "")
     if not by.is_staff:
         raise NotYours(params={"request": request.pk})
     with transaction.atomic():
+        _quota_lock(request)
         _step(request, state=State.ENDED, was=(State.APPROVED,), granted_until=now)
         _event(request, "ended_early", by=by, now=now, text=note)
         extras_refresh(request.quota_id, now=now)
@@ -267,6 +269,11 @@ def _step(request: QuotaRequest, *, was: Sequence[str] = QuotaRequest.OPEN, **ch
         raise _not_open(request)
     for name, value in changes.items():
         setattr(request, name, value)
+
+
+def _quota_lock(request: QuotaRequest) -> None:
+    """Before the request's own row: an admission that finds a grant over takes them in this order, too."""
+    Quota.objects.select_for_update().filter(pk=request.quota_id).values_list("pk").first()
 
 
 def _not_open(request: QuotaRequest) -> NotOpen:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from jobs import snapshot
+from jobs import snapshot, tasks
 from jobs.errors import QuotaExceeded
 from jobs.ledger_replay import replay
 from jobs.live_use import live_use_refresh
@@ -18,7 +18,8 @@ from jobs.models import Job, JobEvent, Slice
 from jobs.requests import JobRequest
 from jobs.services import job_submit
 from jobs.services.schedule import pass_run
-from quotas.models import LedgerEntry, Quota, User
+from quotas.models import LedgerEntry, Quota, QuotaRequest, User
+from quotas.requests import request_approve, request_make
 from quotas.selectors import quota_view
 from quotas.services import project_personal, quota_for
 from quotas.statements import statement
@@ -290,3 +291,16 @@ def test_the_month_that_turns_releases_what_was_held(settings: Any) -> None:
     assert pass_run(lab.now).started == []
     assert (state(job), job.wait_code) == ("WAITING", "quota_exceeded")
     assert pass_run(lab.later(61)).started == [job.pk]
+
+
+def test_the_sweep_alone_takes_back_a_grant_that_is_over() -> None:
+    lab = Lab()
+    owner, admin = lab.user(), lab.user("admin", is_staff=True)
+    Quota.objects.filter(user=owner).update(max_cards=1)
+    asked = request_make(by=owner, what="cards", amount=2, why="A test of three cards at once.", now=lab.now)
+    request_approve(request=asked, by=admin, now=lab.now)
+    assert quota_for(owner, now=lab.now).cards_limit == 3
+    Quota.objects.filter(user=owner).update(extras_until=lab.now - timedelta(seconds=1))
+    QuotaRequest.objects.update(granted_until=lab.now - timedelta(seconds=1))
+    tasks.schedule_sweep()
+    assert (Quota.objects.get(user=owner).cards_limit, QuotaRequest.objects.get().state) == (1, "ended")
