@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminSelectWidget
@@ -17,7 +18,7 @@ from nodes.models import Alert, AlertMute, AlertRule
 
 
 class AlertRuleForm(forms.ModelForm):  # type: ignore[type-arg]
-    metric = forms.ChoiceField(label=_("figure"), widget=UnfoldAdminSelectWidget)
+    metric = forms.ChoiceField(label=capfirst(_("figure")), widget=UnfoldAdminSelectWidget)
 
     class Meta:
         model = AlertRule
