@@ -463,6 +463,10 @@ IDLE_UTIL_PCT = env_int("IDLE_UTIL_PCT", 5)
 IDLE_CPU_CORES = env_float("IDLE_CPU_CORES", 0.5)
 if IDLE_AFTER_S and not 300 <= IDLE_AFTER_S <= 86_400:
     raise ImproperlyConfigured(f"NEBULA_IDLE_AFTER_S is {IDLE_AFTER_S}; expected 0 (off), or seconds from 300 to 86400.")
+HOT_MOVE_C = env_int("HOT_MOVE_C", 0)  # 0 = off
+HOT_MOVE_S = env_int("HOT_MOVE_S", 300)
+if HOT_MOVE_C and not 60 <= HOT_MOVE_C <= 110:
+    raise ImproperlyConfigured(f"NEBULA_HOT_MOVE_C is {HOT_MOVE_C}; expected 0 (off) or 60 to 110 °C.")
 SLICE_EXCEEDED = env("SLICE_EXCEEDED", "stop")  # D25
 if SLICE_EXCEEDED not in ("stop", "warn"):
     raise ImproperlyConfigured(f"NEBULA_SLICE_EXCEEDED is {SLICE_EXCEEDED!r}; expected stop or warn.")

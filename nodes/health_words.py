@@ -40,6 +40,8 @@ CAUSES = {
     "not_seen": gettext_lazy("The agent no longer sees it."),
     "appeared": gettext_lazy("The card was gone and is seen again."),
     "test_failed": gettext_lazy("It failed its self-test."),
+    "hot": gettext_lazy("It stayed too hot."),
+    "cooled": gettext_lazy("It has cooled; a self-test brings it back."),
     "testing": gettext_lazy("A self-test runs; it is back in a moment."),
     "resetting": gettext_lazy("It is being reset; a self-test follows."),
     "by_hand": gettext_lazy("Taken out by hand."),

@@ -21,7 +21,13 @@ KINDS: dict[int, str] = dict.fromkeys((48, 63, 64, 94, 95), Incident.Kind.ECC) |
     74: Incident.Kind.NVLINK,
     79: Incident.Kind.LOSS,
 }
-CODE_KINDS = {"lost": Incident.Kind.LOSS, "missing": Incident.Kind.LOSS, "cooling": Incident.Kind.HEAT, "throttle": Incident.Kind.HEAT}
+CODE_KINDS = {
+    "lost": Incident.Kind.LOSS,
+    "missing": Incident.Kind.LOSS,
+    "cooling": Incident.Kind.HEAT,
+    "throttle": Incident.Kind.HEAT,
+    "hot": Incident.Kind.HEAT,
+}
 KERNEL_LINES, KERNEL_CHARS = 40, 400
 POWER_BEFORE_S = 600
 REVIEW_MAX = 4000

@@ -19,6 +19,7 @@ from typing import Any
 from nodes import telemetry
 from nodes.foreign import foreign_look
 from nodes.health import RUN, Figures, Trend, health_score, trend_next
+from nodes.hot import Reading, hot_look
 from nodes.models import Gpu, HealthEvent, Node, NodeState, XidPolicy
 from nodes.text import json_clean
 
@@ -49,6 +50,7 @@ def trends_tick(*, now: float) -> int:
     if before is None:
         return 0
     kept: dict[str, str] = {}
+    temps: list[Reading] = []
     scores: dict[int, tuple[int, tuple[str, ...], Mapping[str, Any]]] = {}
     events: list[tuple[int, int, str, dict[str, Any]]] = []
     for pk, node, uuid, held_mib, slices, score in cards:
@@ -67,9 +69,11 @@ def trends_tick(*, now: float) -> int:
                 kept[uuid] = json.dumps({"runs": trend.runs, "told": trend.told, "used_mib": trend.used_mib, "held": trend.held})
         elif uuid in before:
             kept[uuid] = before[uuid]  # silence neither begins nor ends anything
+        temps.append(Reading(pk, uuid, status.get("temp_c") if status is not None else None))
         scores[pk] = (score, trend.told, facts)
     telemetry.hash_replace(TRENDS_KEY, before, kept)
     _scores_save(scores, now=now)
+    hot_look(temps, now=now)
     events += foreign_look(pooled, {uuid: pk for pk, node, uuid, *_ in cards if node in pooled}, now=now)
     _events_write(events, now=now)
     return len(events)

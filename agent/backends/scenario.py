@@ -13,6 +13,7 @@ from agent.backends.base import LIMITS
 from agent.protocol import GpuHealth, GpuInfo, GpuProcess, LinkInfo, ProtocolError, from_json
 
 DEFAULT_SCENARIO: dict[str, Any] = {
+    "cuda": "12.8",
     "devices": [
         {
             "count": 2,
@@ -40,7 +41,7 @@ DEFAULT_SCENARIO: dict[str, Any] = {
                 "mem_mhz": 10501,
             },
         }
-    ]
+    ],
 }
 
 _INFO_FIELDS = {f.name for f in fields(GpuInfo)} - {"index", "simulated"}

@@ -26,7 +26,7 @@ MISSING_S = 15
 #: A program that ends with an error so soon after its card's fault ended because of it.
 BLAME_S = 120
 #: State reasons that name a fault of the card itself.
-CARD_FAULTS = ("xid:", "xid_again:", "lost", "test_failed", "not_seen")
+CARD_FAULTS = ("xid:", "xid_again:", "lost", "test_failed", "not_seen", "hot")
 
 
 def card_holders(gpu_ids: Iterable[int]) -> Mapping[int, Sequence[Holder]]:
