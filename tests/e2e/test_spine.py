@@ -200,7 +200,7 @@ def test_a_12_s_checkpoint_handler_under_bash_finishes_inside_15_s(
 # --- two users ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tokens(shared_grid: Grid) -> dict[str, str]:
     """Two ordinary users and their tokens."""
     script = (
