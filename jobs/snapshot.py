@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from jobs.history import lately_read
-from jobs.lifecycle import JobState, RankState, SliceState
+from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
 from jobs.machines import hosts_read, nodes_all, nodes_lock, nodes_read
 from jobs.model_caps import narrow, room_read
 from jobs.models import Job, Rank, Slice
@@ -46,6 +46,15 @@ _waiting_rows = Select(
         "requeues", "wait_code", "wait_params", "wait_at", "held_s",
     )
 )  # fmt: skip
+#: Where the live jobs without a card run; a program that has ended holds nothing of its host any more.
+_cardless_rows = Select(
+    lambda: (
+        Rank.objects.filter(is_forgotten=False, attempt__job__gpu_count=0)
+        .exclude(observed__in=RANK_FINAL)
+        .order_by("pk")
+        .values_list("attempt__job_id", "node_id")
+    )
+)
 #: Orders that look at past use.
 BY_USE = ("fair", "capacity")
 
@@ -67,8 +76,12 @@ def slices_read(*, gpu_ids: Iterable[int]) -> tuple[core.Slice, ...]:
 
 
 def _live_read(now: datetime, requests: Requests) -> tuple[tuple[core.Slice, ...], tuple[core.Running, ...], list[LivePart]]:
-    """The live slices, the live jobs, and the slices that are in use now. Two queries."""
-    parts = _parts_rows()
+    """The live slices, the live jobs, and the slices that are in use now. Two queries, a third where jobs without a card run."""
+    parts, live = _parts_rows(), _live_rows()
+    places: dict[int, list[int]] = defaultdict(list)
+    if any(row[7] == 0 for row in live):
+        for job, node in _cardless_rows():
+            places[job].append(node)
     slices: list[core.Slice] = []
     by_job: dict[int, list[core.Slice]] = defaultdict(list)
     placed_at: dict[int, float] = {}
@@ -89,8 +102,9 @@ def _live_read(now: datetime, requests: Requests) -> tuple[tuple[core.Slice, ...
             time_limit_s=limit,
             predicted_s=predicted,
             request=requests(count, mem, nodes, constraints),
+            nodes=tuple(places.get(pk, ())),
         )
-        for pk, owner, project, queue, started, limit, predicted, count, mem, nodes, constraints in _live_rows()
+        for pk, owner, project, queue, started, limit, predicted, count, mem, nodes, constraints in live
     )
     owners = {run.job: (run.user, run.project) for run in running}
     used = [

@@ -11,7 +11,7 @@ from jobs.apply import plan_apply
 from jobs.invariants import hosts_are_not_oversold
 from jobs.machines import nodes_lock
 from jobs.models import Job
-from jobs.scheduler import plan
+from jobs.scheduler import estimate_start, plan
 from jobs.scheduler import types as core
 from nodes import telemetry
 from nodes.models import Node
@@ -152,3 +152,15 @@ def test_a_node_that_only_reports_is_no_place_for_a_job(lab: Lab) -> None:
     assert nodes_lock([node.pk], with_hosts=False)[0] == {}
     Node.objects.filter(pk=node.pk).update(is_metrics_only=False)
     assert lab.schedule().started == [job.pk]
+
+
+def test_a_forecast_gives_back_what_a_job_without_a_card_holds_of_its_host(lab: Lab) -> None:
+    node = lab.node("cpu-only", cpu_cores=8, memory_mib=64_000)
+    first, second = (lab.submit(gpu_count=0, time_limit_s=600, constraints={"cpu_milli": 5000}) for _ in range(2))
+    assert lab.schedule().started == [first.pk]
+    lab.report(first, "RUNNING")
+    view = snapshot.build(lab.now)
+    assert [(run.job, run.nodes) for run in view.running] == [(first.pk, (node.pk,))]
+    estimate = estimate_start(view, second.pk, snapshot.policy_current())
+    assert estimate.p90 is not None
+    assert 0 < estimate.p90 - view.now <= 600, "when the first one's limit is over at the latest"
