@@ -138,6 +138,7 @@ class GpuStatus(Message):
     reserved_mib: int | None = None
     util_pct: int | None = None  # share of time in which a kernel ran
     mem_util_pct: int | None = None  # share of time in which memory was read or written
+    tensor_pct: int | None = None  # share of time in which tensor units worked, since the last reading
     temp_c: int | None = None
     power_w: int | None = None
     fan_pct: int | None = None

@@ -126,6 +126,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "reserved_mib": (0, 2**24),
     "util_pct": (0, 100),
     "mem_util_pct": (0, 100),
+    "tensor_pct": (0, 100),
     "temp_c": (-20, 150),
     "power_w": (0, 5000),
     "fan_pct": (0, 200),  # some fans are driven above their nominal speed and say so

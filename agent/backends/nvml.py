@@ -19,6 +19,7 @@ from typing import Any
 
 from agent.backends.base import BackendError, Cards, Complaints, HardwareEvent, Placed, Sanity, bus_slot, describe, host_memory_mib
 from agent.backends.kernel_log import KernelLog, XidLine
+from agent.backends.nvml_gpm import TensorUse
 from agent.backends.nvml_health import MIB, health_read, throttle_read
 from agent.backends.nvml_lib import Nvml, explain, nvml_present, versions_differ
 from agent.backends.nvml_topology import Place, links_find, text
@@ -48,6 +49,7 @@ class _Card:
     used_at: int = 0  # NVML's time of the last use of a process that was read
     memory_v2: bool = True
     temperature_v: bool = True
+    tensor: TensorUse | None = None
 
 
 class NvmlBackend:
@@ -95,6 +97,7 @@ class NvmlBackend:
     def _enumerate(self, nvml: Nvml) -> None:
         raw = nvml.raw
         self._stop_waiting()
+        self._samples_free()
         self._looked_at = time.monotonic()
         self._differs = versions_differ(self._root)
         cards: list[_Card] = []
@@ -112,7 +115,7 @@ class NvmlBackend:
                 continue
             if info is None:
                 continue
-            card = _Card(handle, info)
+            card = _Card(handle, info, tensor=TensorUse(nvml, handle))
             cards.append(card)
             parts += self._mig_parts(nvml, card)
             slot = bus_slot(info.pci_bus_id)
@@ -238,6 +241,7 @@ class NvmlBackend:
             reserved_mib=reserved,
             util_pct=None if rates is None else rates.gpu,
             mem_util_pct=None if rates is None else rates.memory,
+            tensor_pct=card.tensor.read() if card.tensor is not None else None,
             temp_c=self._temperature(nvml, card),
             power_w=None if power_mw is None else power_mw // 1000,
             fan_pct=nvml.ask("nvmlDeviceGetFanSpeed", handle),
@@ -406,8 +410,14 @@ class NvmlBackend:
             self._waiter.stop()
             self._waiter = None
 
+    def _samples_free(self) -> None:
+        for card in self._cards:
+            if card.tensor is not None:
+                card.tensor.close()
+
     def cleanup(self) -> None:
         self._stop_waiting()
+        self._samples_free()
         for key, (_event, timer) in list(self._held.items()):
             timer.cancel()
             self._release(key)

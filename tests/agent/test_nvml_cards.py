@@ -74,7 +74,7 @@ def test_eight_mixed_cards_tell_every_field_that_they_have(machine: Machine, bac
     assert gpus[5].unified
     assert gpus[5].total_mib is not None
     status = {s.uuid: s for s in backend.get_status()}
-    every = {f.name for f in fields(GpuStatus)} - {"uuid", "error", "foreign_mib"}
+    every = {f.name for f in fields(GpuStatus)} - {"uuid", "error", "foreign_mib", "tensor_pct"}  # of tensor units, see below
     silent = {uuid: {name for name in every if getattr(status[uuid], name) is None} for uuid in uuids}
     assert [silent[uuid] for uuid in uuids] == [
         set(),
@@ -87,6 +87,27 @@ def test_eight_mixed_cards_tell_every_field_that_they_have(machine: Machine, bac
         set(),
     ]
     assert all(s.error is None for s in status.values())
+
+
+def test_tensor_use_is_of_the_time_since_the_last_reading_and_of_cards_that_tell_it(machine: Machine, backend: NvmlBackend) -> None:
+    machine.card(tensor=3)
+    machine.card()
+    backend.initialize()
+    assert [status.tensor_pct for status in backend.get_status()] == [None, None]
+    machine.cards[0]["tensor"] = 41
+    machine.write()
+    assert [status.tensor_pct for status in backend.get_status()] == [41, None]
+    machine.say(f"fail 0 nvmlGpmSampleGet {UNKNOWN}")
+    assert [status.tensor_pct for status in backend.get_status()] == [None, None]
+    machine.unsay("fail")
+    machine.cards[0]["tensor"] = 400
+    machine.write()
+    assert backend.get_status()[0].tensor_pct is None  # no card can do that
+    assert backend.sanity.anomalies == {"tensor_pct": 1}
+    held = pynvml._nvmlGetFunctionPointer("nebula_samples")
+    assert held() == 1  # what is kept for the next reading, whatever failed in between
+    backend.cleanup()
+    assert held() == 0
 
 
 def test_the_slow_facts_of_a_card_that_has_them_all(machine: Machine, backend: NvmlBackend) -> None:

@@ -161,6 +161,15 @@ def test_a_card_that_warms_up_fast_is_told_before_it_is_too_hot(lab: Lab) -> Non
     assert lab.codes(state="OPEN") == []
 
 
+def test_full_memory_with_idle_tensor_units_is_told_where_the_hardware_tells_them(lab: Lab) -> None:
+    AlertRule.objects.filter(code="memory-high").update(is_enabled=False)
+    lab.look(for_s=900, used_mib=9500)
+    assert lab.codes() == []
+    lab.look(for_s=600, used_mib=9500, tensor_pct=4)
+    assert lab.codes() == ["tensor-idle"]
+    assert "its tensor units are used to 4%" in row_sentence(Alert.objects.get())
+
+
 def test_power_near_its_limit_and_without_a_known_limit(lab: Lab) -> None:
     lab.look(for_s=900, power_w=449)
     assert lab.codes() == []

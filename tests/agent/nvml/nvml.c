@@ -279,6 +279,33 @@ API int nvmlDeviceGetUtilizationRates(dev d, u32 *out) {
     out[0] = (u32)gpu; out[1] = (u32)memory;
     return OK;
 }
+/* GPM: a sample keeps what the card's `tensor` was when it was taken; between two of them it is the later one's. */
+struct gpm_metric { u32 id; int ret; double value; char *words[3]; };
+struct gpm_get { u32 version, n; double *before, *after; struct gpm_metric metric[1]; };
+static int samples;
+API int nvmlGpmQueryDeviceSupport(dev d, u32 *s) {
+    u64 v;
+    if (s[0] != 1) return VERSION;
+    int r = number(d, "nvmlGpmQueryDeviceSupport", "tensor", &v);
+    s[1] = !r;
+    return r == NOTSUP ? OK : r;
+}
+API int nvmlGpmSampleAlloc(double **s) { *s = calloc(1, sizeof **s); samples++; return OK; }
+API int nvmlGpmSampleFree(double *s) { free(s); samples--; return OK; }
+API int nebula_samples(void) { return samples; }
+API int nvmlGpmSampleGet(dev d, double *s) {
+    u64 v;
+    int r = number(d, "nvmlGpmSampleGet", "tensor", &v);
+    if (!r) *s = (double)v;
+    return r;
+}
+API int nvmlGpmMetricsGet(struct gpm_get *g) {
+    if (g->version != 1) return VERSION;
+    if (g->n != 1 || !g->before || !g->after) return EINVAL_;
+    g->metric[0].ret = g->metric[0].id == 5 ? OK : NOTSUP;
+    g->metric[0].value = *g->after;
+    return OK;
+}
 /* As the driver: version 1 counts the reserved part as used, version 2 shows it apart. */
 API int nvmlDeviceGetMemoryInfo(dev d, u64 *o) {
     u64 total, used, reserved = 0;
