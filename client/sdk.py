@@ -117,9 +117,11 @@ class NebulaClient(SecretCalls, PeopleCalls, QuotaCalls):
 
         ``fields``: name, gpu_count (for the whole job), gpu_mem ("24G") or gpu_mem_mib (a card; none = whole cards), nodes,
         workdir, env, secrets ["NAME", "NAME=VARIABLE"], time ("01:00:00", "90m", seconds) or time_limit_s, project, checkpoint,
-        requeue, on_node_loss ("hold", "requeue"), grace_s, priority, hold, exclusive, queue, qos, cpus (8, "0.5") and host_mem ("64G") on
-        each node, constraints {arch, model ("A100|H100"), vendor, cuda_min, driver_min, labels {name: value}}. None = the server's
-        default. Raises NebulaError: bad_idempotency_key, never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
+        requeue, on_node_loss ("hold", "requeue"), grace_s, idle_after_s, priority, hold, exclusive, queue, qos, cpus (8, "0.5") and
+        host_mem ("64G") on each node, constraints {arch, model ("A100|H100"), vendor, cuda_min, driver_min, labels {name: value}}.
+        None = the server's default.
+
+        Raises NebulaError: bad_idempotency_key, never_fits, quota_exceeded, idempotency_conflict, or 400 that names the field.
         """
         body = _body(argv, command, fields)
         key = idempotency_key or uuid.uuid4().hex

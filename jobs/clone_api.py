@@ -65,6 +65,8 @@ def clone_body(job: Job, *, reader: User) -> tuple[dict[str, Any], list[str]]:
     initial, left_out = initial_from(job, reader=reader)
     body = body_of({**initial, "kind": "words", "command": ""}, user=reader)
     body["argv"] = list(job.argv)  # as it was: the form's one line or one word a line can't say all
+    if job.idle_after_s is not None:
+        body["idle_after_s"] = job.idle_after_s
     for name in left_out:
         body.get("env", {}).pop(name, None)
     return body, left_out

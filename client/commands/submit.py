@@ -84,6 +84,10 @@ def submit(
     on_node_loss: Annotated[
         OnNodeLoss, typer.Option("--on-node-loss", help=_("When its node falls silent: hold = wait for it, requeue = start elsewhere."))
     ] = OnNodeLoss.hold,
+    idle_after: Annotated[
+        int | None,
+        typer.Option("--idle-after", metavar="SECONDS", min=300, max=86400, help=_("Stop it when its GPUs do nothing for so long.")),
+    ] = None,
     grace: Annotated[
         int | None, typer.Option("--grace", metavar="SECONDS", min=1, help=_("Time to save its work when it is stopped."))
     ] = None,
@@ -160,6 +164,7 @@ def submit(
         "requeue": requeue,
         "on_node_loss": on_node_loss.value,
         "grace_s": grace,
+        "idle_after_s": idle_after,
         "hold": hold or None,
         "priority": priority or None,
         "queue": queue,

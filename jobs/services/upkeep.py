@@ -55,10 +55,11 @@ def upkeep_run(*, now: datetime) -> None:
         predictions_refresh(now=now)
     alerts_prune(now=now)
     notices_prune(now=now)
-    live_use_refresh(now=now)
-    limits_tell(now=now)
-    storage_meter(now=now)
-    efficiency_measure(now=now)
+    for step in (live_use_refresh, limits_tell, storage_meter, efficiency_measure):
+        try:
+            step(now=now)
+        except Exception:  # what is counted and told must not keep what comes after it from being done
+            log.exception("%s failed; the next upkeep tries again", step.__name__)
     IdempotencyKey.objects.filter(created_at__lt=now - timedelta(days=1)).delete()
     audit_chain()
     secrets_prune(now=now)
