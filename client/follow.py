@@ -22,6 +22,8 @@ CHUNK_BYTES = 262_144
 FIRST_POLL_S = 0.1
 #: Output is looked for this often at most; a quiet job is asked about every 2 s.
 LAST_POLL_S = 2.0
+#: The control plane keeps a question open for so long at most; the transport's own limit is 30 s.
+LONG_POLL_S = 20.0
 #: A final job whose log never becomes complete (its node is gone for good) is given up after this.
 LINGER_S = 60.0
 
@@ -59,7 +61,9 @@ def job_wait(
     deadline = None if timeout_s is None else client.clock() + timeout_s
     pause_s, state = FIRST_POLL_S, ""
     while True:
-        job = patience.call(lambda: client.job_get(job_id))
+        began = client.clock()
+        most_s = LONG_POLL_S if deadline is None else max(0.0, min(LONG_POLL_S, deadline - began))
+        job = patience.call(partial(_poll, client, job_id, state=state, timeout_s=most_s))
         if job["state"] != state:
             state, pause_s = job["state"], FIRST_POLL_S
             if on_change is not None:
@@ -70,8 +74,16 @@ def job_wait(
         if left_s is not None and left_s <= 0:
             message = _("Job {id} is still {state} after {seconds:g} s; it goes on.")
             raise WaitTimeout("wait_timeout", message.format(id=job_id, state=state, seconds=timeout_s), {"state": state})
-        client.sleep(pause_s if left_s is None else min(pause_s, left_s))
+        # After a long poll there is nothing to wait for; a control plane that answers at once is not asked without a pause.
+        rest_s = pause_s - (client.clock() - began)
+        if rest_s > 0:
+            client.sleep(rest_s if left_s is None else min(rest_s, left_s))
         pause_s = min(pause_s * 1.3, LAST_POLL_S)
+
+
+def _poll(client: NebulaClient, job_id: int, *, state: str, timeout_s: float) -> Job:
+    """The first look asks for nothing but the job, so that its state is told at once."""
+    return client.job_poll(job_id, state=state, timeout_s=timeout_s) if state else client.job_get(job_id)
 
 
 def log_chunks(

@@ -31,6 +31,7 @@ from client.errors import NebulaError, Unreachable
 from client.i18n import _, http_language
 from client.quota_calls import QuotaCalls
 from client.retry import AWAY, RetryPolicy, retry_after_s
+from client.sdk_apply import ApplyCalls
 from client.sdk_people import PeopleCalls
 from client.sdk_secrets import SecretCalls
 from client.transport import ConnectionFailed, HttpxTransport, Stream, Transport, endpoint_parse
@@ -41,7 +42,7 @@ PAGE_SIZE = 200
 OnRetry = Callable[[float, str], None]
 
 
-class NebulaClient(SecretCalls, PeopleCalls, QuotaCalls):
+class NebulaClient(ApplyCalls, SecretCalls, PeopleCalls, QuotaCalls):
     """One control plane, one token. Safe for several threads with the default transport (httpx)."""
 
     def __init__(

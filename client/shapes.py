@@ -18,6 +18,15 @@ class Token(TypedDict):
     expires_at: str | None
 
 
+class Applied(TypedDict):
+    """``action``: created, unchanged, replaced (a waiting job gave way to the new one), changed (with ``is_dry``: what would be), …"""
+
+    action: str
+    job: Any
+    diff: list[Any]
+    replaces: int | None
+
+
 class Secret(TypedDict):
     name: str
     project: str | None

@@ -241,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
     ) -> tuple[int, Any]:
         state = job.row["state"]
         match rest, method:
-            case [], "GET":
+            case [] | ["wait"], "GET":  # waits for nobody: it answers with the job as it is
                 pass
             case ["cancel"], "POST":
                 self.api.job_cancel(job)

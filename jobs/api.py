@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from typing import Any
 
 from django.db.models import F, Prefetch, Q, QuerySet
+from django.http.response import HttpResponseBase
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import generics, status
@@ -15,12 +17,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from jobs import logs, services, wording
+from jobs import logs, services, waits, wording
 from jobs.efficiency import efficiency_json, efficiency_of
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import told_read
-from jobs.parameters import bad_parameter, job_find
+from jobs.parameters import bad_parameter, job_find, whole_parameter
 from jobs.schemas import EventSchema, JobSchema, UsageSchema, WhySchema
 from jobs.selectors import is_by_submit, jobs_changeable_by, jobs_visible_to, queue_position, told_of
 from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json, wait_json
@@ -202,6 +204,34 @@ def submit_fingerprint(data: Any) -> str:
 class JobDetailView(APIView):
     @extend_schema(operation_id="job_get", summary="One job", responses=JobSchema)
     def get(self, request: Request, id: int) -> Response:
+        return Response(job_detail(request.user, id))
+
+
+class JobWaitView(APIView):
+    @extend_schema(
+        operation_id="job_wait",
+        summary="Wait for a job's end",
+        description=(
+            "Answers with the job as soon as it has ended, else after `timeout` seconds with the job as it is then: ask again while "
+            "`state` is not SUCCEEDED, FAILED or CANCELLED. With `state` it answers as soon as the job is in another state."
+        ),
+        parameters=[
+            OpenApiParameter("timeout", int, description=f"Seconds, at most {waits.MOST_S} and by default so many."),
+            OpenApiParameter("state", str, description="The state that the caller knows."),
+        ],
+        responses=JobSchema,
+    )
+    def get(self, request: Request, id: int) -> HttpResponseBase:
+        job = job_find(request.user, id)
+        timeout_s = whole_parameter(request, "timeout", waits.MOST_S, most=waits.MOST_S) or 0
+        known = request.query_params.get("state", "").upper()
+        if known and known not in JobState.__members__:
+            raise bad_parameter(
+                "state", _("%(wrong)s is no state; there are: %(states)s.") % {"wrong": known[:40], "states": ", ".join(JobState)}
+            )
+        until = waits.deadline_of(request._request, timeout_s)
+        if until is not None and not job.is_final and known in ("", job.state) and time.monotonic() < until:
+            return waits.Deferred(job=job.pk, state=job.state, until=until)
         return Response(job_detail(request.user, id))
 
 

@@ -11,6 +11,7 @@ urlpatterns = [
     path("jobs/submit", api.JobSubmitView.as_view(), name="api-job-submit"),
     path("jobs/estimate", estimate_api.JobEstimateView.as_view(), name="api-job-estimate"),
     path("jobs/<int:id>", api.JobDetailView.as_view(), name="api-job-detail"),
+    path("jobs/<int:id>/wait", api.JobWaitView.as_view(), name="api-job-wait"),
     path("jobs/<int:id>/cancel", api.JobCancelView.as_view(), name="api-job-cancel"),
     path("jobs/<int:id>/hold", api.JobHoldView.as_view(), name="api-job-hold"),
     path("jobs/<int:id>/release", api.JobReleaseView.as_view(), name="api-job-release"),

@@ -245,6 +245,7 @@ GET          user    -             read    any    jobs/
 POST         user    -             submit  any    jobs/submit
 POST         user    -             read    any    jobs/estimate
 GET          user    job.see       read    any    jobs/<int:id>
+GET          user    job.see       read    any    jobs/<int:id>/wait
 POST         user    job.change    submit  any    jobs/<int:id>/cancel
 POST         user    job.change    submit  any    jobs/<int:id>/hold
 POST         user    job.change    submit  any    jobs/<int:id>/release

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -28,6 +29,7 @@ from django.http import FileResponse, HttpRequest, HttpResponseBase, HttpRespons
 from django.urls import set_script_prefix
 from servestatic.middleware import ServeStaticMiddleware
 
+from jobs.waits import Deferred
 from nebulagrid.middleware import headers_set
 from nodes.auth import node_authenticate
 
@@ -102,6 +104,11 @@ class PooledHandler(ASGIHandler):
         # 2. The answer, closed already unless it is still to be read while it is sent.
         try:
             response = await self._answer(scope, body)
+            while isinstance(response, Deferred):
+                # A new answer from the first middleware on: who waited may have lost the right to know.
+                if not await self._wait(response, receive):
+                    return
+                response = await self._answer(scope, io.BytesIO())  # what waits is a GET: it had no body
             if not response.streaming:
                 await self.send_response(response, send)
                 return
@@ -112,6 +119,18 @@ class PooledHandler(ASGIHandler):
                 await asyncio.get_running_loop().run_in_executor(self._pool, response.close)
         finally:
             body.close()
+
+    async def _wait(self, response: Deferred, receive: Any) -> bool:
+        """Whether who asked is still there when the wait is over."""
+        waiting = asyncio.create_task(response.wait())
+        leaving = asyncio.create_task(self.listen_for_disconnect(receive))
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        is_there = not leaving.done()
+        for task in (leaving, waiting):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RequestAborted):
+                await task
+        return is_there
 
     async def _stream(self, response: HttpResponseBase, receive: Any, send: Any) -> None:
         sending = asyncio.create_task(self.send_response(response, send))

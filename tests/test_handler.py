@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 
+from jobs import waits
+from jobs.lifecycle import JobState
+from jobs.models import Job
+from jobs.services.moves import jobs_move
 from nebulagrid.handler import PooledHandler
-from tests.factories import node_header, node_make
+from quotas.models import User
+from quotas.tokens import token_create
+from tests.factories import job_make, node_header, node_make
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -104,3 +112,81 @@ async def test_a_body_is_bounded_before_it_is_written_anywhere(handler: PooledHa
     assert await send(handler, path, big) == 401
     assert await send(handler, path, big, big, **ours) == 404  # there is no such rank, but the node may send that much
     assert await send(handler, path, b"", content_length=str(1024 * 1024 + 1001), **ours) == 413
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+async def ask_to_wait(handler: PooledHandler, path: str, token: str) -> ApplicationCommunicator:
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path.partition("?")[0],
+        "query_string": path.partition("?")[2].encode(),
+        "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())],
+        "client": ("127.0.0.1", 5),
+    }
+    app = ApplicationCommunicator(handler, scope)
+    await app.send_input({"type": "http.request", "body": b""})
+    return app
+
+
+async def answer_of(app: ApplicationCommunicator) -> tuple[int, dict[str, Any]]:
+    start = await app.receive_output(PATIENCE_S)
+    body = (await app.receive_output(PATIENCE_S))["body"]
+    await app.wait(PATIENCE_S)
+    return start["status"], json.loads(body)
+
+
+def waiting_job() -> tuple[Job, str]:
+    job = job_make(state=JobState.WAITING)
+    return job, token_create(user=job.owner, name="ci")[1]
+
+
+def end(job: Job) -> None:
+    jobs_move([job.pk], to=JobState.CANCELLED, code="cancelled", fields={"end_reason": "cancelled", "wait_code": "", "wait_params": {}})
+
+
+async def test_a_wait_holds_no_thread_and_answers_with_the_end(settings: Any) -> None:
+    settings.WEB_THREADS = 1
+    handler = PooledHandler()
+    job, token = await sync_to_async(waiting_job)()
+    apps = [await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token) for _ in range(8)]
+    assert (await get(handler, "/healthz"))[0] == 200, "the one thread is free"
+    assert all([await app.receive_nothing(0.05) for app in apps])
+    await sync_to_async(end)(job)
+    for app in apps:
+        status, body = await answer_of(app)
+        assert (status, body["id"], body["state"]) == (200, job.pk, "CANCELLED")
+
+
+async def test_a_wait_ends_with_its_time_and_with_another_state_than_the_known_one(handler: PooledHandler) -> None:
+    job, token = await sync_to_async(waiting_job)()
+    assert (await answer_of(await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=0", token)))[1]["state"] == "WAITING"
+    path = f"/api/v1/jobs/{job.pk}/wait?timeout=20&state=RUNNING"
+    assert (await answer_of(await ask_to_wait(handler, path, token)))[1]["state"] == "WAITING"
+    for wrong in ("timeout=26", "timeout=x", "state=GONE"):
+        assert (await answer_of(await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?{wrong}", token)))[0] == 400
+
+
+async def test_who_is_switched_off_while_waiting_is_told_nothing(handler: PooledHandler) -> None:
+    job, token = await sync_to_async(waiting_job)()
+    app = await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token)
+    assert await app.receive_nothing(0.05)
+
+    def switch_off() -> None:
+        User.objects.filter(pk=job.owner_id).update(is_active=False)
+        end(job)
+
+    await sync_to_async(switch_off)()
+    assert (await answer_of(app))[0] == 401
+
+
+async def test_who_goes_away_is_waited_for_by_nobody(handler: PooledHandler) -> None:
+    job, token = await sync_to_async(waiting_job)()
+    app = await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token)
+    assert await app.receive_nothing(0.05)
+    assert waits._watch._waiting.keys() == {job.pk}
+    await app.send_input({"type": "http.disconnect"})
+    await app.wait(PATIENCE_S)
+    assert not waits._watch._waiting
