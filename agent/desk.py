@@ -152,6 +152,7 @@ class RankDesk:
         self.endings.log_done(rank, length)
 
     def artifacts_done(self, rank: RankId) -> None:
+        self.endings.artifacts_done(rank)
         row = self._store.rank(rank)
         if row is not None:
             self._store.rank_update(rank, artifacts_done=True)

@@ -24,6 +24,8 @@ log = logging.getLogger("nebula-agent")
 #: How long the report waits for the last log bytes, and for the gate.
 LOG_WAIT_S = 3.0
 GATE_WAIT_S = 0.5
+#: How long it waits for the job's files: whoever waits for the job's end finds small ones there; large ones follow.
+FILES_WAIT_S = 2.0
 LOOK_S = (0.02, 2.0)
 
 
@@ -35,6 +37,7 @@ class Ending:
     log_offset: int | None = None  # acknowledged in all, once it is
     released: bool | None = None
     reported: bool = False
+    uploading: bool = False
     next_look: float = 0.0
     next_try: float = 0.0  # no more often than this are processes killed again and cards asked again
     look_s: float = LOOK_S[0]
@@ -59,7 +62,8 @@ class Endings:
         self.open: dict[RankId, Ending] = {}
 
     def add(self, state: RankState, *, now: float) -> None:
-        self.open.setdefault(state.rank, Ending(state.rank, now, state))
+        if state.rank not in self.open:
+            self.open[state.rank] = Ending(state.rank, now, state, uploading=state.state == "EXITED" and self._artifacts(state.rank))
 
     def resume(self, row: RankRow, *, now: float) -> None:
         """A rank that an earlier agent reported as ended, with its gate or its log still open."""
@@ -71,6 +75,11 @@ class Endings:
         ending = self.open.get(rank)
         if ending is not None:
             ending.log_offset = offset
+
+    def artifacts_done(self, rank: RankId) -> None:
+        ending = self.open.get(rank)
+        if ending is not None:
+            ending.uploading = False
 
     def drop(self, rank: RankId) -> None:
         self.open.pop(rank, None)
@@ -87,7 +96,8 @@ class Endings:
             if ending.released is None:
                 times.append(ending.next_look)
             if not ending.reported:
-                times.append(ending.ended_at + (LOG_WAIT_S if ending.log_offset is None else GATE_WAIT_S))
+                wait_s = LOG_WAIT_S if ending.log_offset is None else FILES_WAIT_S if ending.uploading else GATE_WAIT_S
+                times.append(ending.ended_at + wait_s)
         return min(times, default=None)
 
     def step(self, now: float) -> bool:
@@ -118,7 +128,8 @@ class Endings:
         log_ready = ending.log_offset is not None or age_s >= LOG_WAIT_S
         gate_ready = ending.released is not None or age_s >= GATE_WAIT_S
         if not ending.reported:
-            if not (log_ready and gate_ready):
+            files_ready = not ending.uploading or age_s >= FILES_WAIT_S
+            if not (log_ready and gate_ready and files_ready):
                 return {}
             ending.reported = True
             return self._report(ending)
@@ -142,7 +153,7 @@ class Endings:
             "final_log_offset": ending.log_offset if ending.log_offset is not None else self._size(ending.rank),
             "log_done": ending.log_offset is not None,
             "log_offset": ending.log_offset or 0,
-            "artifacts_done": not self._artifacts(ending.rank),
+            "artifacts_done": not ending.uploading,
         }
         if state.started_at is not None:
             found["started_at"] = state.started_at

@@ -31,6 +31,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
     ("status",): ("pool", "status", _("The pool at a glance.")),
     ("submit",): ("submit", "submit", _("Submit a job: nebula-ctl submit [OPTIONS] -- PROGRAM [ARG]…")),
     ("clone",): ("clone", "job_clone", _("Submit a job like an earlier one.")),
+    ("apply",): ("apply", "apply", _("See to it that the jobs of a file are there.")),
     ("list",): ("jobs", "job_list", _("Your jobs, newest first.")),
     ("show",): ("jobs", "job_show", _("All about one job.")),
     ("logs",): ("watch", "logs", _("A job's output.")),

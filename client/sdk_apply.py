@@ -15,8 +15,12 @@ class ApplyCalls:
         params = {"timeout": max(0, min(25, int(timeout_s))), "state": state}
         return cast(shapes.Job, self._call("GET", f"/jobs/{int(job_id)}/wait", params=params))
 
-    def job_apply(self: Caller, wanted: Mapping[str, Any], *, is_dry: bool = False) -> shapes.Applied:
-        """See to it that this job is there, however often it is called: ``wanted`` has job_submit's fields and, if two jobs of one name
-        are meant, an ``id`` of one's own. Answers with what was done (created | unchanged | replaced | changed), the job, and what differs.
+    def job_apply(self: Caller, wanted: Mapping[str, Any], *, is_dry: bool = False, is_retry: bool = False) -> shapes.Applied:
+        """See to it that this job is there, however often it is called.
+
+        ``wanted`` has job_submit's fields and, if two jobs of one name are meant, an ``id`` of one's own. Answers with what was done
+        (created | unchanged | replaced | renewed), the job, and what differs. ``is_retry``: a job that failed or was cancelled is made
+        again. Raises NebulaError: invalid_state (409) if it runs with other content, and what job_submit raises.
         """
-        return cast(shapes.Applied, self._call("POST", "/jobs/apply", body={"job": dict(wanted), "dry_run": is_dry}, is_repeatable=True))
+        body = {"job": dict(wanted), "dry_run": is_dry, "retry": is_retry}
+        return cast(shapes.Applied, self._call("POST", "/jobs/apply", body=body, is_repeatable=True))

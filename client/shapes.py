@@ -18,13 +18,20 @@ class Token(TypedDict):
     expires_at: str | None
 
 
+class Difference(TypedDict):
+    field: str
+    before: Any
+    after: Any
+
+
 class Applied(TypedDict):
-    """``action``: created, unchanged, replaced (a waiting job gave way to the new one), changed (with ``is_dry``: what would be), …"""
+    """``action``: created | unchanged | replaced (``replaces`` waited and gave way) | renewed (the one before had ended)."""
 
     action: str
-    job: Any
-    diff: list[Any]
+    dry_run: bool
     replaces: int | None
+    diff: list[Difference]
+    job: Any  # a Job; None with dry_run where there is none
 
 
 class Secret(TypedDict):

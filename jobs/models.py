@@ -287,3 +287,22 @@ class Restore(models.Model):
 
     def __str__(self) -> str:
         return f"restore of {self.at:%Y-%m-%d %H:%M}"
+
+
+class AppliedJob(models.Model):
+    """What ``apply`` made under a name: so that the same once more changes nothing. One row an owner, project and key."""
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("owner"), on_delete=models.CASCADE, related_name="+")
+    project = models.ForeignKey("quotas.Project", verbose_name=_("project"), on_delete=models.CASCADE, related_name="+")
+    key = models.CharField(_("key"), max_length=200)
+    job = models.ForeignKey(Job, verbose_name=_("job"), null=True, on_delete=models.SET_NULL, related_name="+")
+    content = models.JSONField(_("content"), default=dict)  # of the last apply, as jobs/services/declare.py has it
+    updated_at = models.DateTimeField(_("updated"), default=timezone.now)
+
+    class Meta:
+        verbose_name = _("applied job")
+        verbose_name_plural = _("applied jobs")
+        constraints = (models.UniqueConstraint(fields=("owner", "project", "key"), name="applied_once"),)
+
+    def __str__(self) -> str:
+        return self.key

@@ -16,6 +16,7 @@ _INVALID_STATE = {
     "hold": gettext_lazy("Job %(job)s can't be held: it is %(state)s, and only a waiting job can."),
     "replace": gettext_lazy("Job %(job)s does not wait any more (%(state)s), so nothing was submitted in its place."),
     "alternatives": gettext_lazy("Job %(job)s is %(state)s; only for a waiting job there is something that starts sooner."),
+    "apply": gettext_lazy("Job %(job)s is %(state)s and differs in: %(fields)s. Cancel it first, or give the new one an id of its own."),
     "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
 }
 

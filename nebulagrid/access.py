@@ -243,6 +243,7 @@ DELETE       user    own           manage  own    notices/channels/<int:id>
 POST         user    own           manage  own    notices/channels/<int:id>/test
 GET          user    -             read    any    jobs/
 POST         user    -             submit  any    jobs/submit
+POST         user    -             submit  any    jobs/apply
 POST         user    -             read    any    jobs/estimate
 GET          user    job.see       read    any    jobs/<int:id>
 GET          user    job.see       read    any    jobs/<int:id>/wait

@@ -58,6 +58,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "notices/channels/<int:id>"): {"name": "mine"},
     ("POST", "jobs/<int:id>/clone"): {"env": {"SECRET": "1"}},
     ("POST", "jobs/submit"): SUBMIT,
+    ("POST", "jobs/apply"): {"job": SUBMIT},
     ("PUT", "secrets/<str:name>"): {"value": "a longish value"},
     ("POST", "jobs/estimate"): SUBMIT,
 }
