@@ -333,6 +333,7 @@ ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 # Empty = an admin makes accounts; open = everybody; else the domains of addresses that may.
 SIGNUP = env_list("SIGNUP")
 ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
+USERSESSIONS_ADAPTER = "quotas.adapters.SessionsAdapter"
 # Tries from one address are counted by quotas/throttles.py. A limit per account stays, wide enough that a stranger can't lock people out.
 ACCOUNT_RATE_LIMITS = {"login_failed": "20/5m/key"}
 LOGIN_REDIRECT_URL = "/"

@@ -11,6 +11,7 @@ from django import forms
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext as _
@@ -18,6 +19,7 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_http_methods, require_POST
 
 from quotas import selectors, tokens
+from quotas.audit import audit
 from quotas.errors import BadValue, DomainError
 from quotas.grants import ALL_SCOPES, Scope
 from quotas.models import ApiToken, Project, User
@@ -64,7 +66,9 @@ def account(request: HttpRequest) -> HttpResponse:
     user = _user(request)
     form = ProfileForm(request.POST if request.method == "POST" else None, instance=user)
     if request.method == "POST" and form.is_valid():
-        form.save()
+        with transaction.atomic():
+            form.save()
+            audit(user, "user.changed", f"user {user.email}", {"fields": form.changed_data})
         messages.info(request, _("Saved."))
         return redirect("account")
     return _page(request, user, form=form, status=400 if request.method == "POST" else 200)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.usersessions.adapter import DefaultUserSessionsAdapter
 from django import forms
 from django.conf import settings
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
+from quotas.audit import audit
 from quotas.services import user_provision
 from quotas.throttles import client_address
 
@@ -35,3 +37,12 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
 
     def get_client_ip(self, request: HttpRequest) -> str:
         return client_address(request)
+
+
+class SessionsAdapter(DefaultUserSessionsAdapter):  # type: ignore[misc]
+    def end_sessions(self, sessions: Any) -> None:
+        """Of the account page: everywhere else, or one by one."""
+        ended = list(sessions)
+        super().end_sessions(ended)
+        if ended:
+            audit(ended[0].user, "session.ended", f"user {ended[0].user.email}", {"sessions": len(ended)})

@@ -83,6 +83,10 @@ class PersonAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc]
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:
         obj.email = obj.email.lower()
         super().save_model(request, obj, form, change)
+        if change and "is_active" in form.changed_data:
+            audit(request.user, "user.switched_on" if obj.is_active else "user.switched_off", f"user {obj.email}")
+        if not change:
+            audit(request.user, "user.created", f"user {obj.email}", {"is_staff": obj.is_staff})
         services.user_provision(user=obj)
         services.address_confirm(user=obj)
 

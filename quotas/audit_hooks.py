@@ -10,6 +10,15 @@ import json
 from functools import wraps
 from typing import Any
 
+from allauth.account.signals import (
+    email_changed,
+    email_confirmed,
+    password_changed,
+    password_reset,
+    password_set,
+    user_signed_up,
+)
+from allauth.mfa.signals import authenticator_added, authenticator_removed, authenticator_reset
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntryManager
 from django.contrib.auth.signals import user_logged_in, user_logged_out, user_login_failed
 
@@ -33,6 +42,27 @@ def _sign_in_failed(sender: Any, credentials: dict[str, Any], **more: Any) -> No
     email = str(credentials.get("email") or credentials.get("username") or "").lower()[:254]
     known = User.objects.filter(email=email).first() if email and "\0" not in email else None
     audit("unknown", "signin.failed", f"user {known.email}" if known is not None else "")
+
+
+def _password_changed(sender: Any, request: Any, user: Any, **more: Any) -> None:
+    audit(user, "password.changed")
+
+
+def _mfa_changed(sender: Any, request: Any, user: Any, authenticator: Any, signal: Any, **more: Any) -> None:
+    what = {authenticator_added: "added", authenticator_removed: "removed"}.get(signal, "renewed")
+    audit(user, "mfa.changed", "", {"what": what, "kind": str(authenticator.type)})
+
+
+def _email_confirmed(sender: Any, request: Any, email_address: Any, **more: Any) -> None:
+    audit(email_address.user, "user.changed", f"user {email_address.user.email}", {"what": "e-mail confirmed"})
+
+
+def _signed_up(sender: Any, request: Any, user: Any, **more: Any) -> None:
+    audit(user, "user.created", f"user {user.email}", {"what": "signed up"})
+
+
+def _email_changed(sender: Any, request: Any, user: Any, **more: Any) -> None:
+    audit(user, "user.changed", f"user {user.email}", {"what": "e-mail"})
 
 
 def _log_actions_audited(original: Any) -> Any:
@@ -63,5 +93,12 @@ def connect() -> None:
     user_logged_in.connect(_signed_in, dispatch_uid="audit")
     user_logged_out.connect(_signed_out, dispatch_uid="audit")
     user_login_failed.connect(_sign_in_failed, dispatch_uid="audit")
+    for signal in (password_set, password_changed, password_reset):
+        signal.connect(_password_changed, dispatch_uid="audit")
+    for signal in (authenticator_added, authenticator_removed, authenticator_reset):
+        signal.connect(_mfa_changed, dispatch_uid="audit")
+    email_changed.connect(_email_changed, dispatch_uid="audit")
+    email_confirmed.connect(_email_confirmed, dispatch_uid="audit")
+    user_signed_up.connect(_signed_up, dispatch_uid="audit")
     if not hasattr(LogEntryManager.log_actions, "is_audited"):
         LogEntryManager.log_actions = _log_actions_audited(LogEntryManager.log_actions)  # type: ignore[method-assign]

@@ -105,9 +105,11 @@ def jobs_read(text: str, *, place: str) -> list[dict[str, Any]]:
         found: list[Any] = [document for document in yaml.load_all(text, Loader=_loader()) if document is not None]
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = _(" in line {line}, column {column}").format(line=mark.line + 1, column=mark.column + 1) if mark else ""
-        what = getattr(error, "problem", None) or _("it is not YAML")
-        raise usage_fault(_("{path} can't be read{where}: {what}.").format(path=safe(place), where=where, what=safe(str(what)))) from error
+        what = safe(str(getattr(error, "problem", None) or _("it is not YAML")))
+        if mark is None:
+            raise usage_fault(_("{path} can't be read: {why}.").format(path=safe(place), why=what)) from error
+        message = _("{path} can't be read, line {line}, column {column}: {what}.")
+        raise usage_fault(message.format(path=safe(place), line=mark.line + 1, column=mark.column + 1, what=what)) from error
     except RecursionError:
         raise usage_fault(_("{path} is nested too deeply.").format(path=safe(place))) from None
     jobs = [job for document in found for job in (document if isinstance(document, list) else [document])]

@@ -334,3 +334,26 @@ def test_the_page_costs_the_same_number_of_queries_however_long_the_log(boss, dj
 
 def test_every_action_has_words():
     assert all(text and text == text.strip() for text in ACTIONS.values())
+
+
+def test_a_password_a_second_factor_and_an_account_switched_off_are_told(boss):
+    from allauth.account.signals import password_changed
+    from allauth.mfa.models import Authenticator
+    from allauth.mfa.signals import authenticator_added
+
+    person = user_make("li@lab.example", password=PASSWORD)
+    password_changed.send(sender=None, request=None, user=person)
+    authenticator_added.send(sender=None, request=None, user=person, authenticator=Authenticator(type="totp", user=person))
+    boss.is_superuser = True
+    boss.save()
+    browser = Client()
+    browser.force_login(boss)
+    form = browser.get(f"/admin/quotas/user/{person.pk}/change/").context["adminform"].form
+    fields = {name: value for name, value in form.initial.items() if value not in (None, False, [])}
+    del fields["is_active"]
+    fields |= {"last_login_0": "", "last_login_1": ""}
+    assert browser.post(f"/admin/quotas/user/{person.pk}/change/", fields).status_code == 302
+    found = [(e.actor, e.action, e.target) for e in AuditEntry.objects.exclude(action__startswith="admin").order_by("pk")]
+    assert ("li@lab.example", "password.changed", "") in found
+    assert ("li@lab.example", "mfa.changed", "") in found
+    assert ("boss@lab.example", "user.switched_off", "user li@lab.example") in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -16,6 +17,7 @@ from django.utils import timezone
 
 from nebulagrid.archive import ArchiveError, ArchiveWriter, Manifest
 from nebulagrid.dbcopy import CopyError, migrations_applied, rows_dump, sqlite_copy
+from quotas.audit import audit, command_line
 
 SECRETS = ("secret-key", "secrets-key", "admin-password")
 
@@ -93,6 +95,8 @@ class Command(BaseCommand):
         finally:
             if writer is not None and not path.exists():
                 writer.abandon()
+        with contextlib.suppress(DatabaseError):  # the backup is there all the same
+            audit(command_line(), "backup.made", "", {"file": str(path), "artifacts": bool(options["artifacts"])})
         size = path.stat().st_size / (1 << 20)
         extra = f", {artifacts} artefacts" if options["artifacts"] else ", without artefacts"
         self.stdout.write(f"{path}: {size:.1f} MiB, database ({name}), {logs} log files{extra}, secrets.")

@@ -22,6 +22,7 @@ from jobs.services.restore import restore_begin, restore_waits_for
 from nebulagrid.archive import ArchiveError, Manifest, archive_unpack
 from nebulagrid.dbcopy import CopyError, migrations_applied, rows_load
 from nebulagrid.management.commands.backup import owner_check
+from quotas.audit import audit, command_line
 
 #: Not the control plane's memory: sockets and locks, what is made anew, and this machine's agents, whose jobs go on.
 STAYS = frozenset({"run", "dist", "static"})
@@ -64,6 +65,7 @@ class Command(BaseCommand):
             raise CommandError(f"The restore failed: {str(error).strip()}. What was there is in replaced-{stamp}.", returncode=1) from error
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+        audit(command_line(), "backup.restored", "", {"made_at": manifest.made_at, "from": manifest.host})
         nodes = restore_waits_for(restore)
         self.stdout.write(
             f"restored. New jobs are numbered from {restore.next_job}; attempts of older ones from {restore.epoch_floor + 1}."
