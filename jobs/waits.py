@@ -31,7 +31,7 @@ class Deferred(HttpResponse):
     """Nothing to say yet: to be asked again when the job's state is not ``state`` any more, or the time is over."""
 
     def __init__(self, *, job: int, state: str, until: float) -> None:
-        super().__init__(status=503)  # what a server that can't wait would say
+        super().__init__(status=202)  # nobody sees it; one from 400 on would be logged as an error
         self.job, self.state, self.until = job, state, until
 
     async def wait(self) -> None:

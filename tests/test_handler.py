@@ -131,6 +131,11 @@ async def ask_to_wait(handler: PooledHandler, path: str, token: str) -> Applicat
     return app
 
 
+async def waited_for(job: Job) -> None:
+    while job.pk not in waits._watch._waiting:
+        await asyncio.sleep(0.01)
+
+
 async def answer_of(app: ApplicationCommunicator) -> tuple[int, dict[str, Any]]:
     start = await app.receive_output(PATIENCE_S)
     body = (await app.receive_output(PATIENCE_S))["body"]
@@ -153,7 +158,8 @@ async def test_a_wait_holds_no_thread_and_answers_with_the_end(settings: Any) ->
     job, token = await sync_to_async(waiting_job)()
     apps = [await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token) for _ in range(8)]
     assert (await get(handler, "/healthz"))[0] == 200, "the one thread is free"
-    assert all([await app.receive_nothing(0.05) for app in apps])
+    await asyncio.wait_for(waited_for(job), PATIENCE_S)
+    assert all([await app.receive_nothing(0.01) for app in apps])
     await sync_to_async(end)(job)
     for app in apps:
         status, body = await answer_of(app)
@@ -172,7 +178,7 @@ async def test_a_wait_ends_with_its_time_and_with_another_state_than_the_known_o
 async def test_who_is_switched_off_while_waiting_is_told_nothing(handler: PooledHandler) -> None:
     job, token = await sync_to_async(waiting_job)()
     app = await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token)
-    assert await app.receive_nothing(0.05)
+    await asyncio.wait_for(waited_for(job), PATIENCE_S)
 
     def switch_off() -> None:
         User.objects.filter(pk=job.owner_id).update(is_active=False)
@@ -185,8 +191,7 @@ async def test_who_is_switched_off_while_waiting_is_told_nothing(handler: Pooled
 async def test_who_goes_away_is_waited_for_by_nobody(handler: PooledHandler) -> None:
     job, token = await sync_to_async(waiting_job)()
     app = await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token)
-    assert await app.receive_nothing(0.05)
-    assert waits._watch._waiting.keys() == {job.pk}
+    await asyncio.wait_for(waited_for(job), PATIENCE_S)
     await app.send_input({"type": "http.disconnect"})
     await app.wait(PATIENCE_S)
     assert not waits._watch._waiting
