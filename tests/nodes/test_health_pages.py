@@ -180,7 +180,7 @@ def test_an_admin_changes_a_rule(staff):
 def test_the_open_page_of_an_incident_follows_it_and_what_is_being_written_stays(incident, staff):
     """What changes is fetched in pieces; the field that somebody writes in is in none of them."""
     page = staff.get(f"/incidents/{incident.pk}/").content.decode()
-    assert f'hx-get="/incidents/{incident.pk}/" hx-trigger="pool:incidents from:body"' in page
+    assert f'hx-get="/incidents/{incident.pk}/" hx-trigger="pool:incidents from:body, live:on from:body"' in page
     assert 'data-topic="pool"' in page
     piece = staff.get(f"/incidents/{incident.pk}/", headers={"HX-Request": "true"}).content.decode()
     assert "<textarea" not in piece
