@@ -54,7 +54,7 @@ def alerts_tick(*, now: float, more: More = _no_more, owners: Owners = _no_owner
     turn = int(now) // EVERY_S
     if not telemetry.ask(lambda c: c.set(f"{TURN_KEY}:{turn}", "1", nx=True, ex=4 * EVERY_S), None):
         return 0
-    rules = list(AlertRule.objects.filter(is_enabled=True))
+    rules = [rule for rule in AlertRule.objects.filter(is_enabled=True) if rule.metric in METRICS]
     pool = pool_read()
     figures = figures_read(pool, now=now)
     kept = _memory_read()

@@ -63,6 +63,7 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None, health: Mapping[str, An
         "used_mib": known.get("used_mib"),
         "util_pct": util,
         "mem_util_pct": known.get("mem_util_pct"),
+        "tensor_pct": known.get("tensor_pct"),
         "temp_c": known.get("temp_c"),
         "power_w": known.get("power_w"),
         "foreign_mib": known.get("foreign_mib"),
@@ -239,6 +240,7 @@ class GpuSchema(serializers.Serializer[Any]):
     used_mib = serializers.IntegerField(allow_null=True)
     util_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which a kernel ran.")
     mem_util_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which memory was read or written.")
+    tensor_pct = serializers.IntegerField(allow_null=True, help_text="Share of time in which tensor units worked.")
     temp_c = serializers.IntegerField(allow_null=True)
     power_w = serializers.IntegerField(allow_null=True)
     foreign_mib = serializers.IntegerField(allow_null=True, help_text="Memory of processes that belong to no job.")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from celery import shared_task
 from django.utils import timezone
 
-from nodes import inspections, live, samples, services
+from nodes import inspections, live, samples, services, telemetry
 from quotas import deliver
+
+#: For as long as a sender may take at most; one that was killed blocks the next ones for so long.
+SENDER_KEY, SENDER_MS = "nebula:notices:sender", 60_000
 
 
 @shared_task
@@ -37,5 +40,10 @@ def node_nudge(node_id: int) -> None:
 
 @shared_task
 def notices_send() -> None:
-    """Here, because the room of people knows no Celery."""
-    deliver.deliveries_send()
+    """Here, because the room of people knows no Celery. One at a time: a receiver that does not answer may hold one of the worker's
+    few threads, never all of them."""
+    if telemetry.ask(lambda c: c.set(SENDER_KEY, "1", nx=True, px=SENDER_MS), None):
+        try:
+            deliver.deliveries_send()
+        finally:
+            telemetry.ask(lambda c: c.delete(SENDER_KEY), None)

@@ -5,7 +5,9 @@ An address and its secret come in and never go out again; a change without them 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,8 +26,22 @@ from quotas.sealing import seal
 from quotas.webhooks import Resolver, WebhookFailed, WebhookRefused, resolve, target_check, url_check
 
 MOST = 10
+#: Names and receivers of strangers may be slow, and the web process has few threads: one at a time waits for them.
+_outside = threading.BoundedSemaphore(1)
+WAIT_S = 1.0
 TESTS_A_MINUTE = 5
 SECRET_MAX, TEMPLATE_MAX, NAME_MAX = 200, 2000, 60
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Raises ChannelRefused while another one waits for somebody outside."""
+    if not _outside.acquire(timeout=WAIT_S):
+        raise ChannelRefused("busy", 409)
+    try:
+        yield
+    finally:
+        _outside.release()
 
 
 class ChannelRefused(DomainError):
@@ -39,6 +55,7 @@ class ChannelRefused(DomainError):
         "channel_long": gettext_noop("{field} may have {limit} characters; got {length}."),
         "channel_no_url": gettext_noop("A webhook needs an address."),
         "tests_many": gettext_noop("At most {limit} tests a minute; try again in a moment."),
+        "busy": gettext_noop("Another address is being tried; try again in a moment."),
         "no_mail_server": gettext_noop("No mail server is set up here (NEBULA_EMAIL_HOST); nothing is mailed."),
     }
 
@@ -113,7 +130,8 @@ def webhook_save(
 def _address_set(channel: NoticeChannel, url: str, *, resolver: Resolver) -> None:
     parts = url_check(url)
     try:
-        target_check(parts, resolver=resolver)
+        with _one_at_a_time():
+            target_check(parts, resolver=resolver)
     except WebhookFailed as error:
         raise WebhookRefused("webhook_unknown_host", params={"host": parts.hostname or ""}) from error
     channel.host, channel.url_sealed = (parts.hostname or "")[:253], seal(url)
@@ -140,7 +158,8 @@ def channel_test(*, channel: NoticeChannel, by: User, now: datetime | None = Non
         params = {"by": by.email, "by_id": by.pk}
         notice = Notice.objects.create(user=channel.user or by, kind="test", params=params, path="/notices/channels/", at=at, read_at=at)
         delivery = NoticeDelivery.objects.create(notice=notice, channel=channel if channel.pk else None, next_at=at, created_at=at)
-    delivery_try(delivery, now=now, **more)
+    with _one_at_a_time():
+        delivery_try(delivery, now=now, **more)
     return delivery
 
 

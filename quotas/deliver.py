@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: After the first, second, … try. With the last one failed the delivery is FAILED.
 BACKOFF_S = (10, 30, 120, 600, 3600, 4 * 3600, 12 * 3600)
+#: What waits behind a receiver that fails again and again waits at most for this place of the above.
+REST_MOST = 3
 #: For so long a sender has a delivery to itself.
 LEASE_S = 120
 #: A tick begins nothing new after so long: it has one of the worker's few threads.
@@ -60,8 +62,12 @@ def deliveries_send(*, now: datetime | None = None, post: Post = webhook_post, c
             channel = delivery.channel
             way = ("mail", None) if channel is None or channel.kind == NoticeChannel.Kind.EMAIL else ("hook", channel.pk)
             if way in resting:
-                # Its receiver did not answer a moment ago: the others wait without a try being counted.
-                NoticeDelivery.objects.filter(pk=delivery.pk, state=State.WAITING).update(next_at=at + timedelta(seconds=BACKOFF_S[0]))
+                # Its receiver did not answer a moment ago: the others wait without a try being counted, the longer the more often it
+                # has failed. One that is gone for good must not take the sender's time from the others.
+                failures = min(channel.failures if channel is not None else 1, REST_MOST)
+                NoticeDelivery.objects.filter(pk=delivery.pk, state=State.WAITING).update(
+                    next_at=at + timedelta(seconds=BACKOFF_S[failures])
+                )
                 continue
             state = delivery_try(delivery, mail=mail, post=post, now=now)
             sent += state == State.SENT

@@ -287,6 +287,13 @@ def test_a_rule_that_is_switched_off_ends_its_alerts(lab: Lab) -> None:
     assert Alert.objects.count() == 1  # what happened stays
 
 
+def test_a_rule_of_a_figure_that_is_no_more_ends_its_alerts(lab: Lab) -> None:
+    lab.look(for_s=300, used_mib=9500)
+    AlertRule.objects.filter(code="memory-high").update(metric="of_another_version")
+    lab.look(used_mib=9500)
+    assert Alert.objects.get().resolved_why == "rule_off"
+
+
 def test_a_rule_without_a_threshold_is_none() -> None:
     with pytest.raises(IntegrityError), transaction.atomic():
         AlertRule.objects.create(code="odd", metric="temp_c")

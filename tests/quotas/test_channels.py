@@ -139,6 +139,19 @@ def test_tests_are_few(ada: User) -> None:
         channel_test(channel=channel, by=ada)
 
 
+def test_one_stranger_at_a_time_holds_a_thread_of_ours(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = hook(ada)
+
+    def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        with pytest.raises(ChannelRefused, match="busy"):
+            hook(ada, url="https://slow.example.org/")
+        return Answer(status=200, body=b"")
+
+    monkeypatch.setattr(channels, "WAIT_S", 0.01)
+    assert channel_test(channel=channel, by=ada, post=post).state == "SENT"
+    hook(ada, url="https://slow.example.org/")
+
+
 def test_a_test_of_mail_without_a_server_says_so(ada: User, settings: Any) -> None:
     with pytest.raises(ChannelRefused) as caught:
         channel_test(channel=channels.email_channel(ada), by=ada)

@@ -351,6 +351,21 @@ def test_a_receiver_that_does_not_answer_holds_up_its_own_messages_only() -> Non
 
 
 @pytest.mark.django_db
+def test_a_receiver_that_is_gone_for_good_is_tried_less_and_less_often() -> None:
+    ada = user_make()
+    channel = hook_make(ada, "node", failures=2)
+    for n in range(3):
+        notify("meal", [ada], {"what": n}, at=NOW)
+    deliveries_send(now=NOW, post=Post(WebhookFailed("away")))
+    waits = [(at - NOW).total_seconds() for at in NoticeDelivery.objects.order_by("next_at").values_list("next_at", flat=True)]
+    assert waits == [10, 120, 120]  # the one that was tried; those behind it, as it has failed twice before
+    NoticeChannel.objects.filter(pk=channel.pk).update(failures=99)
+    NoticeDelivery.objects.update(next_at=NOW)
+    deliveries_send(now=NOW, post=Post(WebhookFailed("away")))
+    assert NoticeDelivery.objects.filter(next_at=NOW + timedelta(seconds=600)).count() == 2
+
+
+@pytest.mark.django_db
 def test_a_tick_ends_when_its_time_is_up() -> None:
     ada = user_make()
     hook_make(ada, "node")
