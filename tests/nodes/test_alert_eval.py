@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodes.alert_eval import BLANK, NO_DATA_S, Rule, Track, is_past, rule_look, track_next
@@ -149,6 +149,7 @@ def test_memory_survives_its_way_through_text() -> None:
             Track.from_json(odd)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.one_of(st.none(), st.floats(0, 120)), max_size=60), st.sampled_from([MEMORY, HEAT]))
 def test_opening_and_ending_take_turns_and_an_opening_has_its_full_time(values: list[float | None], rule: Rule) -> None:
     watch = Watch(rule, step=30.0)
