@@ -12,6 +12,7 @@ from jobs.lifecycle import SliceState
 from jobs.models import Slice
 from quotas import calendar
 from quotas.models import Quota
+from quotas.services import quota_roll
 from quotas.sql import Select, rows_update
 
 _active = Select(
@@ -26,7 +27,7 @@ LEAST_S = 1.0
 
 
 def live_use_refresh(*, now: datetime) -> int:
-    """Returns how many quotas changed. Two queries and one statement."""
+    """Returns how many quotas changed. Two queries and two statements."""
     begin = calendar.month_begin(calendar.month_of(now))
     users: dict[int, float] = defaultdict(float)
     projects: dict[int, float] = defaultdict(float)
@@ -34,11 +35,12 @@ def live_use_refresh(*, now: datetime) -> int:
         used = share * max(0.0, (now - max(active_at, begin)).total_seconds())
         users[owner] += used
         projects[project] += used
+    # Who runs over the month's end has a new month, though nothing was submitted or charged in it yet.
+    quota_roll(Quota.objects.filter(Q(user_id__in=users) | Q(project_id__in=projects)), now=now)
     rows = Quota.objects.filter(Q(user_id__in=users) | Q(project_id__in=projects) | Q(live_gpu_s__gt=0)).order_by("pk")
     changed = []
     for pk, user, project, live in rows.values_list("pk", "user_id", "project_id", "live_gpu_s"):
         found = users.get(user, 0.0) if user is not None else projects.get(project, 0.0)
         if abs(found - live) >= LEAST_S or (found == 0 and live):
             changed.append((pk, found))
-    # A row whose counter is of an earlier month starts anew with the next submit or charge, and blocks nobody until then.
     return rows_update(Quota, changed, assign="live_gpu_s = v.column2")

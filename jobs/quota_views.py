@@ -41,7 +41,7 @@ from quotas.requests import (
     until_default,
 )
 from quotas.selectors import quota_view_of
-from quotas.services import quota_for
+from quotas.services import quota_for, quota_roll
 
 PAGE = 20
 #: Why a waiting job that a higher limit would let start waits.
@@ -103,6 +103,7 @@ def reset_text(now: datetime) -> str:
 def _quotas(user: User, *, now: datetime) -> tuple[Quota, list[Quota]]:
     """The reader's own, and those of projects that he is in. Two queries, more in the first call of a month."""
     mine = quota_for(user, now=now)
+    quota_roll(Quota.objects.filter(project__memberships__user=user), now=now)
     rows = (
         Quota.objects.filter(project__memberships__user=user, project__is_active=True).select_related("project").order_by("project__name")
     )
@@ -121,6 +122,7 @@ def _page(
     held = {asked: n for asked, n, _most in room.limits_of(user=user.pk, project=0)}
     requests = requests_visible_to(user).filter(Q(by=user) | Q(quota__user=user))
     bars = bars_of(mine, held=held)
+    led = set(Membership.objects.filter(user=user, role=Membership.Role.LEAD).values_list("project_id", flat=True))
     context = {
         "now": now,
         "quota": quota_view_of(mine, now=now),
@@ -140,6 +142,11 @@ def _page(
         "page": Paginator(requests, PAGE).get_page(request.GET.get("page")),
         "to_decide": requests_to_decide(user).count(),
         "can_ask": [bar for bar in bars if bar.limit is not None],
+        "can_ask_for": [
+            (quota.project, [bar for bar in bars_of(quota, held={}) if bar.limit is not None])
+            for quota in of_projects
+            if quota.project_id in led
+        ],
         "via": _via(user),
         "form": form or {"what": request.GET.get("what", ""), "until": approvals.last_day(until_default(now)).isoformat()},
         "errors": errors or {},
@@ -175,14 +182,24 @@ def quota_page(request: HttpRequest) -> HttpResponse:
 def quota_ask(request: HttpRequest) -> HttpResponse:
     user, now = reader(request), timezone.now()
     form = {name: text_clean(request.POST.get(name, "")) for name in ("what", "amount", "until", "why", "project")}
-    what, _colon, model = form["what"].partition(":")
+    of_project, slash, rest = form["what"].rpartition("/")  # "nlp/gpu_hours": for the project's own limit
+    what, _colon, model = rest.partition(":")
     try:
         text = form["amount"].strip()
         amount = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
         until = approvals.until_of(form["until"]) if form["until"].strip() else None
-        project = Project.objects.filter(name=form["project"], memberships__user=user).first() if form["project"] else None
+        name = of_project if slash else form["project"]
+        project = Project.objects.filter(name=name, memberships__user=user).first() if name else None
         made = request_make(
-            by=user, what=what, model=model, amount=amount, until=until, why=form["why"].replace("\r\n", "\n"), project=project, now=now
+            by=user,
+            what=what,
+            model=model,
+            amount=amount,
+            until=until,
+            why=form["why"].replace("\r\n", "\n"),
+            project=project,
+            of_project=bool(slash),
+            now=now,
         )
     except BadValue as error:
         return _page(request, status=400, form=form, errors={str(error.params.get("field", "what")): error.message})

@@ -132,7 +132,7 @@ _COLUMNS = ("user__email", "project__name", "gpu_model")
 def _used(entries: QuerySet[LedgerEntry], since: datetime, until: datetime) -> Iterator[tuple[Key, Quantities]]:
     """What was used from ``since`` to ``until``. Two queries: sums of what lies within, and the few that cross an edge one by one."""
     found: dict[Key, Quantities] = defaultdict(Quantities)
-    inside = entries.filter(started_at__gte=since, ended_at__lte=until)
+    inside = entries.filter(started_at__gte=since, ended_at__gte=since, ended_at__lte=until)
     sums = (
         inside.order_by().values_list(*_COLUMNS).annotate(gpu_s=Sum("gpu_seconds"), mib_s=Sum(Cast(F("mib"), FloatField()) * F("seconds")))
     )

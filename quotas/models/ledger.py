@@ -33,7 +33,10 @@ class LedgerEntry(models.Model):
     class Meta:
         verbose_name = _("ledger entry")
         verbose_name_plural = _("ledger entries")
-        indexes = (models.Index(fields=("user", "ended_at"), name="ledger_user_ended"),)
+        indexes = (
+            models.Index(fields=("user", "ended_at"), name="ledger_user_ended"),
+            models.Index(fields=("ended_at",), name="ledger_ended"),
+        )
         constraints = (
             models.CheckConstraint(condition=Q(share__gte=0, share__lte=1), name="ledger_share_0_1"),
             models.CheckConstraint(condition=Q(seconds__gte=0), name="ledger_seconds_not_negative"),

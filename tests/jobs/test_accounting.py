@@ -304,3 +304,19 @@ def test_the_sweep_alone_takes_back_a_grant_that_is_over() -> None:
     QuotaRequest.objects.update(granted_until=lab.now - timedelta(seconds=1))
     tasks.schedule_sweep()
     assert (Quota.objects.get(user=owner).cards_limit, QuotaRequest.objects.get().state) == (1, "ended")
+
+
+def test_who_runs_over_the_months_end_begins_the_new_month_with_what_ran_in_it(settings: Any) -> None:
+    settings.INSTALLATION_ZONE = "Asia/Shanghai"
+    lab = Lab(now=datetime(2026, 3, 31, 15, 30, tzinfo=UTC))  # 23:30 in Shanghai
+    lab.node("n1", 24564)
+    owner = lab.user()
+    Quota.objects.filter(user=owner).update(period_start=date(2026, 3, 1), used_gpu_s=100)
+    job = lab.submit(owner=owner, now=lab.now)
+    lab.schedule(lab.now)
+    lab.report(job, "RUNNING")
+    live_use_refresh(now=lab.later(1200))
+    assert (Quota.objects.get(user=owner).used_gpu_s, Quota.objects.get(user=owner).live_gpu_s) == (100, 1200)
+    live_use_refresh(now=lab.later(1200))
+    quota = Quota.objects.get(user=owner)
+    assert (quota.period_start, quota.used_gpu_s, quota.live_gpu_s) == (date(2026, 4, 1), 0, 600)

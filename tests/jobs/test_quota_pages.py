@@ -239,3 +239,16 @@ def test_a_projects_limit_is_shown_to_its_members(lin: User) -> None:
     Quota.objects.create(project=project, gpu_hours=300, max_cards=6)
     assert "Project nlp" in signed_in(lin).get("/quota/").content.decode()
     assert "Project nlp" not in signed_in(user_make()).get("/quota/").content.decode()
+
+
+def test_a_lead_asks_for_the_projects_own_limit_from_the_page(lin: User) -> None:
+    project = project_make("nlp", members=(lin,))
+    Quota.objects.create(project=project, gpu_hours=300)
+    page = {"what": "nlp/gpu_hours", "amount": "100", "why": WHY}
+    assert "nlp/gpu_hours" not in signed_in(lin).get("/quota/").content.decode()
+    assert signed_in(lin).post("/quota/requests/new/", page).status_code == 400
+    Membership.objects.filter(project=project, user=lin).update(role=Membership.Role.LEAD)
+    assert "nlp/gpu_hours" in signed_in(lin).get("/quota/").content.decode()
+    assert signed_in(lin).post("/quota/requests/new/", page).status_code == 302
+    request = QuotaRequest.objects.get()
+    assert (request.quota.project, request.state) == (project, "admin")
