@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,8 @@ SELFTEST_S = 600.0
 RESET_S = 90.0
 #: For so long the agent itself keeps its hands off the cards while one is reset.
 RESET_REST_S = 20.0
+#: What may stand as a card's name on a command line.
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,76}")
 DIAGNOSE_ARGV = ("nvidia-smi", "-q", "-d", "MEMORY,UTILIZATION,TEMPERATURE,POWER")
 
 
@@ -136,9 +139,17 @@ class CommandRunner:
         return CommandResult(cid=command.cid, ok=True, text=output_tail(path, lines, max_bytes=MAX_TEXT))
 
     def _diagnose(self, command: Command) -> CommandResult | None:
+        """Of all cards, or of those that ``gpus`` names."""
+        wanted = command.args.get("gpus")
+        if wanted is not None and not (
+            isinstance(wanted, list) and 0 < len(wanted) <= 64 and all(isinstance(uuid, str) and _UUID.fullmatch(uuid) for uuid in wanted)
+        ):
+            return CommandResult(cid=command.cid, ok=False, text="diagnose takes gpus as a list of cards' UUIDs.")
         if "nvml" not in self._backend.split("+"):
-            return CommandResult(cid=command.cid, ok=True, text=status_text(self._backend, self._status())[:MAX_TEXT])
-        return self._start(command, DIAGNOSE_ARGV, DIAGNOSE_S)
+            shown = tuple(card for card in self._status() if wanted is None or card.uuid in wanted)
+            return CommandResult(cid=command.cid, ok=True, text=status_text(self._backend, shown)[:MAX_TEXT])
+        only = () if wanted is None else ("-i", ",".join(wanted))
+        return self._start(command, (*DIAGNOSE_ARGV, *only), DIAGNOSE_S)
 
     def _start(self, command: Command, argv: Sequence[str], limit_s: float) -> CommandResult | None:
         if len(self._running) >= MAX_RUNNING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import curves, sooner_views, submit_views, views
+from jobs import curves, diagnose, sooner_views, submit_views, views
 
 urlpatterns = [
     path("", views.job_list, name="job-list"),
@@ -26,6 +26,7 @@ urlpatterns = [
     path("<int:id>/start/", views.job_start, name="job-start"),
     path("<int:id>/sooner/", sooner_views.job_sooner, name="job-sooner"),
     path("<int:id>/live/", views.job_live, name="job-live"),
+    path("<int:id>/diagnose/", diagnose.job_diagnose, name="job-diagnose"),
     path("<int:id>/cards/", views.job_cards, name="job-cards"),
     path("<int:id>/cancel/", views.job_cancel, name="job-cancel"),
     path("<int:id>/hold/", views.job_hold, name="job-hold"),

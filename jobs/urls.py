@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import api, clone_api, declare_api, estimate_api, output_api, samples_api
+from jobs import api, clone_api, declare_api, diagnose, estimate_api, output_api, samples_api
 
 urlpatterns = [
     path("jobs/", api.JobListView.as_view(), name="api-jobs"),
@@ -19,6 +19,7 @@ urlpatterns = [
     path("jobs/<int:id>/why", api.JobWhyView.as_view(), name="api-job-why"),
     path("jobs/<int:id>/alternatives", estimate_api.JobAlternativesView.as_view(), name="api-job-alternatives"),
     path("jobs/<int:id>/clone", clone_api.JobCloneView.as_view(), name="api-job-clone"),
+    path("jobs/<int:id>/diagnose", diagnose.JobDiagnoseView.as_view(), name="api-job-diagnose"),
     path("jobs/<int:id>/events", api.JobEventsView.as_view(), name="api-job-events"),
     path("jobs/<int:id>/samples", samples_api.JobSamplesView.as_view(), name="api-job-samples"),
     path("jobs/<int:id>/logs", output_api.JobLogsView.as_view(), name="api-job-logs"),

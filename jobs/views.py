@@ -22,6 +22,7 @@ from django.utils.translation import ngettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from jobs import page_data, refusals, services, waiting_page
+from jobs.diagnose import diagnose_context
 from jobs.efficiency import efficiency_of
 from jobs.errors import InvalidState
 from jobs.ladder import ladder_latest
@@ -180,6 +181,8 @@ def job_detail(request: HttpRequest, id: int, tab: str = "") -> HttpResponse:
         context["why"] = waiting_page.why_data(job, now=now)
     elif job.state in LIVE:
         context["cards"] = page_data.cards_data(context["ranks"], now=now)
+        if context["can_read"] and context["cards"]:
+            context |= {"can_diagnose": True, **diagnose_context(job)}
     elif job.is_final:
         context["use"] = efficiency_of(job)
     if tab == "log":

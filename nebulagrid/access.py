@@ -79,6 +79,7 @@ GET          user    job.see       jobs/<int:id>/events/
 GET          user    job.see       jobs/<int:id>/curves/
 GET          user    job.see       jobs/<int:id>/curves/data/
 GET          user    job.output    jobs/<int:id>/files/
+GET,POST     user    job.output    jobs/<int:id>/diagnose/
 GET          user    job.see       jobs/<int:id>/request/
 GET          user    job.see       jobs/<int:id>/row/
 GET          user    job.see       jobs/<int:id>/start/
@@ -258,6 +259,8 @@ GET          user    job.see       read    any    jobs/<int:id>/events
 GET          user    job.see       read    any    jobs/<int:id>/samples
 GET          user    job.output    read    any    jobs/<int:id>/logs
 GET          user    job.output    read    any    jobs/<int:id>/logs/download
+GET          user    job.output    read    any    jobs/<int:id>/diagnose
+POST         user    job.output    manage  own    jobs/<int:id>/diagnose
 GET          user    job.output    read    any    jobs/<int:id>/artifacts
 GET          user    job.output    read    any    jobs/<int:id>/artifacts/<int:rank>/<path:name>
 GET          user    -             read    any    resources/usage

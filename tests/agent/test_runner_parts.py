@@ -321,3 +321,28 @@ def test_a_flood_of_one_xid_is_told_once_and_another_is_not_lost_in_it(tmp_path:
     assert told[-1].data == {"xid": 79, "unsent_before": 2}
     processes.close()
     store.close()
+
+
+@pytest.mark.parametrize("gpus", ["GPU-a", [], [7], ["--gpu-reset"], ["GPU-a,GPU-b"], ["GPU-a b"], ["GPU-" + "a" * 99], ["GPU-a"] * 65])
+def test_what_is_no_name_of_a_card_reaches_no_command_line(gpus: object) -> None:
+    runner = CommandRunner(backend="nvml", output_path=lambda rank: None, status=tuple)
+    result = runner.run(Command(cid=1, kind="diagnose", args={"gpus": gpus}))
+    assert result is not None
+    assert (result.ok, "UUIDs" in result.text) == (False, True)
+
+
+def test_a_diagnosis_of_some_cards_tells_of_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\necho "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    runner = CommandRunner(backend="nvml", output_path=lambda rank: None, status=tuple)
+    assert runner.run(Command(cid=1, kind="diagnose", args={"gpus": ["GPU-a-1", "MIG-b"]})) is None
+    results: list[CommandResult] = []
+    wait_until(lambda: results.extend(runner.poll()) or results, "the answer")
+    assert results[0].text == "-q -d MEMORY,UTILIZATION,TEMPERATURE,POWER -i GPU-a-1,MIG-b"
+    status = (GpuStatus(uuid="GPU-a", temp_c=41), GpuStatus(uuid="GPU-b", temp_c=42))
+    simulated = CommandRunner(backend="simulated", output_path=lambda rank: None, status=lambda: status)
+    told = simulated.run(Command(cid=2, kind="diagnose", args={"gpus": ["GPU-b"]}))
+    assert told is not None
+    assert ("GPU-a" in told.text, "temp_c 42" in told.text) == (False, True)
