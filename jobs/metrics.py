@@ -22,7 +22,8 @@ from jobs.models import Job, Slice
 from nodes import telemetry
 from nodes.card_metrics import MIB, CardRow, NodeRow, card_labels, cards_lines, nodes_lines
 from nodes.exposition import CONTENT_TYPE, histogram, labels, metric, numbers
-from nodes.models import Gpu, HealthEvent, Node, NodeState
+from nodes.models import Alert, Gpu, HealthEvent, Node, NodeState
+from quotas.models import NoticeDelivery
 from quotas.throttles import peer_address
 
 XID_FOR = timedelta(days=1)
@@ -59,7 +60,7 @@ def may_scrape(request: HttpRequest) -> bool:
 
 
 def metrics_text(*, now: float) -> str:
-    """All series. Eight queries, five round trips to Redis."""
+    """All series. Ten queries, five round trips to Redis."""
     began = time.perf_counter()
     nodes = list(
         Node.objects.exclude(state=NodeState.RETIRED)
@@ -74,6 +75,7 @@ def metrics_text(*, now: float) -> str:
         *nodes_lines(_nodes(nodes, latest, now=now), AGENT_STATES),
         *_job_memory_lines(nodes, holders, now=now),
         *_queue_lines(now=now),
+        *_alert_lines(now=now),
         *_pass_lines(),
     ]
     lines += metric("nebula_scrape_seconds", "gauge", "Time that this answer took.", [("", round(time.perf_counter() - began, 4))])
@@ -201,6 +203,22 @@ def _queue_lines(*, now: float) -> list[str]:
         *metric("nebula_queue_oldest_seconds", "gauge", "How long the job that waits longest has been waiting.", [("", wait)]),
         *metric("nebula_jobs_ended_total", "counter", "Jobs that have ended, by state.", numbers(ended, "state")),
         *metric("nebula_job_failures_total", "counter", "Jobs that failed, by reason.", numbers(failures, "reason")),
+    ]
+
+
+def _alert_lines(*, now: float) -> list[str]:
+    """What is open, and whether messages get out: those that should have been sent by now."""
+    alerts = Alert.objects.exclude(state=Alert.State.RESOLVED).order_by()
+    found = sorted(alerts.values_list("rule__code", "level").annotate(n=Count("pk")), key=str)
+    levels = {Alert.Level.WARNING: "warning", Alert.Level.CRITICAL: "critical"}
+    series = [(labels(rule=rule or "", level=levels[Alert.Level(level)]), n) for rule, level, n in found]
+    waiting = NoticeDelivery.objects.filter(state=NoticeDelivery.State.WAITING).order_by()
+    late = waiting.aggregate(n=Count("pk"), since=Min("created_at"))
+    age = 0.0 if late["since"] is None else max(0.0, round(now - late["since"].timestamp(), 1))
+    return [
+        *metric("nebula_alerts", "gauge", "Alerts that are not resolved, by rule and level.", series),
+        *metric("nebula_notices_waiting", "gauge", "Messages that are not delivered yet.", [("", late["n"])]),
+        *metric("nebula_notices_oldest_seconds", "gauge", "How long the oldest of them has been waiting.", [("", age)]),
     ]
 
 

@@ -21,8 +21,9 @@ from jobs.services.schedule import schedule_pass
 from nodes import telemetry
 from nodes.card_metrics import CARD_METRICS
 from nodes.exposition import histogram, labels, metric
-from nodes.models import HealthEvent
-from tests.factories import attempt_make, job_make, node_make, project_make, user_make
+from nodes.models import Alert, AlertRule, HealthEvent
+from quotas.models import Notice, NoticeDelivery
+from tests.factories import alert_rules_ship, attempt_make, job_make, node_make, project_make, user_make
 
 pytestmark = pytest.mark.django_db
 LINE = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (\S+)')
@@ -212,6 +213,20 @@ def test_without_redis_the_rest_is_told(no_redis: Any) -> None:
     assert "nebula_schedule_attempts_duration_seconds_count" not in found
 
 
+def test_open_alerts_and_messages_that_are_not_out_are_told(no_redis: Any) -> None:
+    alert_rules_ship()
+    rule = AlertRule.objects.get(code="hot")
+    for n, fields in enumerate(({}, {"level": 2}, {"level": 2}, {"state": "RESOLVED", "resolved_at": timezone.now()})):
+        Alert.objects.create(rule=rule, metric="temp_c", subject=f"gpu:{n}", **fields)
+    notice = Notice.objects.create(user=user_make(), kind="test")
+    for state in ("WAITING", "SENT", "FAILED"):
+        NoticeDelivery.objects.create(notice=notice, state=state, created_at=timezone.now() - timedelta(seconds=90))
+    found = scrape()
+    assert found["nebula_alerts"] == {'rule="hot",level="warning"': 1, 'rule="hot",level="critical"': 2}
+    assert found["nebula_notices_waiting"][""] == 1
+    assert 90 <= found["nebula_notices_oldest_seconds"][""] < 100
+
+
 @pytest.mark.redis
 def test_the_number_of_queries_does_not_grow(live_redis: Any, django_assert_num_queries: Any) -> None:
     def fill(count: int) -> None:
@@ -223,10 +238,10 @@ def test_the_number_of_queries_does_not_grow(live_redis: Any, django_assert_num_
             tell(node, GpuStatus(uuid=gpu.uuid, util_pct=1), health=(GpuHealth(uuid=gpu.uuid, energy_j=1),))
 
     fill(1)
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(10):
         scrape()
     fill(4)
-    with django_assert_num_queries(8):
+    with django_assert_num_queries(10):
         assert len(scrape()["nebula_gpu_slices"]) == 10
 
 
