@@ -33,7 +33,7 @@ class Buckets:
         self._is_first_fit = losses.strategy == FIRST_FIT
         self._buckets: dict[tuple[int, ...], Bucket] = {}
         self._filled: list[Bucket] = []  # buckets in the order in which they got their first card
-        self._seen: tuple[int, int] | None = None  # how much of the pool's logs is worked in
+        self._seen = (0, 0)  # how much of the pool's logs is worked in
 
     def best_card(self, shape: Shape) -> PoolCard | None:
         """The best card for the shape; None = it fits nowhere now."""
@@ -109,15 +109,7 @@ class Buckets:
         """Put all cards that have changed into their buckets."""
         pool = self._pool
         moved, emptied = len(pool.moved), len(pool.log_empties)
-        if self._seen is None:
-            for node in pool.nodes:
-                if node.node.takes_work:
-                    for card in node.cards:
-                        if card.free_mib > 0 and not card.is_empty():
-                            self._sort_in(node, card)
-                    if node.empty:
-                        self._sort_empties(node)
-        elif self._seen != (moved, emptied):
+        if self._seen != (moved, emptied):
             before, emptied_before = self._seen
             for card in pool.moved[before:]:
                 if card.free_mib > 0:

@@ -4,6 +4,7 @@ Nothing is freed within a pass. So a request that failed once fails again, and c
 
 INVARIANT: each change of a card or of a node's host is in ``Pool.log``, each change of a card that was empty in ``Pool.log_empties``
 as well; a node's ``version`` and ``version_empties`` grow with them. ``Pool.moved`` has the cards that have changed.
+At first ``moved`` and ``log_empties`` have what there is to be found: the cards with room that are not empty, the nodes with empty ones.
 
 Nothing here points back to what holds it, so that all is gone with the pass and the garbage collector has nothing to look for.
 """
@@ -98,8 +99,8 @@ class PoolNode:
     """
 
     __slots__ = (
-        "_near", "_ranked", "_ranked_at", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "gpus", "host", "is_uniform", "kept",
-        "memory_mib", "node", "version", "version_empties",
+        "_near", "at", "cards", "cpu_milli", "cpu_ranks", "empty", "gpus", "host", "is_uniform", "kept", "memory_mib", "node", "ranked",
+        "ranked_at", "version", "version_empties",
     )  # fmt: skip
 
     def __init__(self, node: Node, at: int) -> None:
@@ -115,8 +116,8 @@ class PoolNode:
         self.host: int | None = None  # the mix's class of it; None = to be asked for again
         self.is_uniform = True  # cards of one kind
         self.kept = 0  # cards that are kept for a waiting job
-        self._ranked: list[tuple[bool, float, int, PoolCard]] | None = None  # what ``empties`` said …
-        self._ranked_at = 0  # … at this version
+        self.ranked: list[tuple[bool, float, int, PoolCard]] = []  # what ``empties`` said …
+        self.ranked_at = 0  # … at this version
         self._near: tuple[Nearness | None, float] | None = None
 
     @property
@@ -129,20 +130,10 @@ class PoolNode:
 
     def empties(self) -> list[tuple[bool, float, int, PoolCard]]:
         """Its empty cards, those that are kept included, the best first: (strained, -score, number, card)."""
-        ranked = self._ranked
-        if ranked is None:
-            ranked = []
-            for card in self.cards:
-                if card.live == 0 and card.is_open and not card.foreign_mib:
-                    score, is_strained = card.rated()
-                    ranked.append((is_strained, -score, card.number, card))
-            ranked.sort()
-        elif self._ranked_at == self.version_empties:
-            return ranked
-        else:
-            ranked = [item for item in ranked if not item[3].live]
-        self._ranked, self._ranked_at = ranked, self.version_empties
-        return ranked
+        if self.ranked_at != self.version_empties:
+            self.ranked = [item for item in self.ranked if not item[3].live]
+            self.ranked_at = self.version_empties
+        return self.ranked
 
     def near(self) -> tuple[Nearness | None, float]:
         if self._near is None:
@@ -204,8 +195,8 @@ class Pool:
             points = node_score(node)
             kind_at = kinds_at.setdefault(self._traits.of(node), {})
             first_kind = -1
-            empty = is_open = 0
-            cards = item.cards
+            is_open = 0
+            cards, ranked = item.cards, item.ranked
             for gpu in item.gpus:
                 key = kind_of(gpu)
                 kind = kind_at.get(key)
@@ -233,14 +224,22 @@ class Pool:
                     is_open += 1
                     if free > 0:
                         self.free_cards += 1
+                    # All that has room is rated soon: now what that takes is at hand.
                     if not slices and not foreign:
-                        empty += 1
+                        score, is_strained = card.rated()
+                        ranked.append((is_strained, -score, card.number, card))
+                    elif free > 0:
+                        card.rated()
+                        self.moved.append(card)
             if item.is_uniform and cards:
                 self.kind_counts[first_kind] += len(cards)
             else:
                 for card in cards:
                     self.kind_counts[card.kind] += 1
-            item.empty = empty
+            if ranked:
+                ranked.sort()
+                item.empty = len(ranked)
+                self.log_empties.append(item)
             self.capacity += is_open
 
     # Requests
