@@ -239,6 +239,8 @@ def node_marks(node: Mapping[str, Any]) -> list[str]:
         marks.append(safe(node.get("state")))
     if node.get("simulated"):
         marks.append(_("simulated"))
+    if node.get("metrics_only"):
+        marks.append(_("metrics only"))
     if node.get("cordoned"):
         why = node.get("cordon_reason")
         marks.append(_("cordoned: {why}").format(why=safe(why)) if why else _("cordoned"))

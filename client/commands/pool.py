@@ -61,6 +61,8 @@ def node_show(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption 
         (_("Driver / CUDA"), f"{known(node['driver_version'])} / {known(node['cuda_version'])}"),
         (_("CPU cores"), known(node["cpu_cores"])),
         (_("Memory"), gib(node["memory_mib"])),
+        (_("NUMA nodes"), node.get("numa_nodes")),
+        (_("RDMA ports"), _ports(node.get("rdma_ports")) or None),
         (_("Labels"), labels_text(node.get("labels"))),
         (_("Load"), percent(node["load_pct"])),
         (_("Last seen"), time_local(node["last_seen_at"])),
@@ -70,6 +72,15 @@ def node_show(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption 
         lines += ["", _gpu_table(node["gpus"], with_node=False)]
     lines += [_("Advice: {text}").format(text=safe(item.get("text") or item.get("code"))) for item in node.get("advice") or []]
     session.answer(node, "\n".join(lines))
+
+
+def _ports(ports: Any) -> str:
+    """``mlx5_0:1 ACTIVE 200 Gbit/s``, with commas."""
+    found = []
+    for port in ports or ():
+        rate = f"{port['rate_gbps']} Gbit/s" if port.get("rate_gbps") else ""
+        found.append(" ".join(part for part in (port["name"], port.get("state") or "", rate) if part))
+    return ", ".join(found)
 
 
 def node_add(

@@ -503,6 +503,18 @@ def test_draining_and_resuming_a_node(nebula: Ctl, api: FakeApi, monkeypatch: py
     assert nebula("node", "show", "none").code == 4
 
 
+def test_a_node_that_only_reports_and_its_ports_are_told(nebula: Ctl, api: FakeApi) -> None:
+    ports = [
+        {"name": "mlx5_0:1", "state": "ACTIVE", "rate_gbps": 200, "layer": "InfiniBand"},
+        {"name": "mlx5_1:1", "state": "", "rate_gbps": None},
+    ]
+    api.node_add("node07", "RTX 4090", metrics_only=True, numa_nodes=2, rdma_ports=ports)
+    shown = nebula("node", "show", "node07").out
+    assert "metrics only" in shown
+    assert "mlx5_0:1 ACTIVE 200 Gbit/s, mlx5_1:1" in shown
+    assert "metrics only" in nebula("node", "list").out
+
+
 def test_adding_a_node_shows_the_line_to_run(nebula: Ctl, api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nebula("node", "add", "node09").code == 3
     monkeypatch.setenv("NEBULA_TOKEN", api.staff_token)
