@@ -414,7 +414,11 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
         "GpuStateEnum": "nodes.models.GpuState",
         "CommandStateEnum": "nodes.models.AgentCommand.State",
     },
-    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "nebulagrid.schema.errors_everywhere"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "nebulagrid.schema.errors_everywhere",
+        "nebulagrid.examples.examples_fill",
+    ],
 }
 
 # --- NebulaGrid's own; docs/settings.md explains each -----------------------------------------------------------

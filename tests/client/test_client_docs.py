@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,3 +87,20 @@ def test_the_example_of_the_docs_runs() -> None:
             exec(block, {})
             return
     pytest.fail("docs/sdk.md has lost its runnable example")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_commands_and_options_in_each_shell(shell: str) -> None:
+    """As the shell's function asks for it: by variables, without a control plane."""
+
+    def offered(line: str) -> str:
+        env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8", "_NEBULA_CTL_COMPLETE": f"complete_{shell}"}
+        words = line.split(" ")
+        env |= {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)} if shell == "bash" else {"_TYPER_COMPLETE_ARGS": line}
+        env |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
+        program = Path(sys.executable).with_name("nebula-ctl")
+        return subprocess.run([str(program)], env=env, capture_output=True, text=True, check=True).stdout
+
+    assert {"submit", "secrets", "apply"} <= set(re.findall(r"[a-z-]+", offered("nebula-ctl ")))
+    assert "delete" in offered("nebula-ctl secrets d")
+    assert "--dry-run" in offered("nebula-ctl apply --d")
