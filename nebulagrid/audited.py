@@ -20,6 +20,7 @@ TABLE = """
 -events                                  POST           jobs/new/
 -reads                                   POST           jobs/new/sooner/
 -reads                                   POST           jobs/new/check/
+node.commanded                           POST           jobs/<int:id>/diagnose/
 -events,job.cancelled                    POST           jobs/<int:id>/cancel/
 -events,job.held                         POST           jobs/<int:id>/hold/
 -events,job.released                     POST           jobs/<int:id>/release/
@@ -118,6 +119,7 @@ webhook.changed                          PATCH,DELETE   api/v1/notices/channels/
 -events,job.held                         POST           api/v1/jobs/<int:id>/hold
 -events,job.released                     POST           api/v1/jobs/<int:id>/release
 -events                                  POST           api/v1/jobs/<int:id>/clone
+node.commanded                           POST           api/v1/jobs/<int:id>/diagnose
 quota.requested                          POST           api/v1/quota/requests/
 quota.approved,quota.denied              POST           api/v1/quota/requests/<int:id>/decide
 quota.withdrawn                          POST           api/v1/quota/requests/<int:id>/withdraw

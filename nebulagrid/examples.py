@@ -19,13 +19,30 @@ ALIKE = {
     "POST incidents/{id}/close": "GET incidents/{id}",
     "POST alerts/{id}/reopen": "GET alerts/{id}",
 }
+#: For which the lab would have to wait.
+BY_HAND: dict[str, Any] = {
+    "GET jobs/{id}/alternatives": {
+        "status": 200,
+        "response": [
+            {
+                "text": "12 GiB a card instead of 16 GiB",
+                "set": {"gpu_mem": "12G", "gpu_mem_mib": None},
+                "p50": "2026-03-31T08:00:00Z",
+                "p90": "2026-03-31T08:05:00Z",
+                "start": "Starts now.",
+                "place": "node03 gpu1",
+                "command": "nebula-ctl submit --gpu-mem 12G -- true",
+            }
+        ],
+    }
+}
 
 
 @cache
 def examples() -> dict[str, Any]:
     """``GET jobs/{id}`` → {"request"?, "status", "response"?}."""
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    return found | BY_HAND
 
 
 def examples_fill(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
