@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db.models import F, Prefetch, Q, QuerySet
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import generics, status
@@ -272,6 +273,21 @@ class JobReleaseView(APIView):
         job = job_find(request.user, id, jobs_changeable_by(request.user))
         Empty(data=request.data).is_valid(raise_exception=True)
         services.job_release(job=job, by=request.user)
+        return Response(job_detail(request.user, id))
+
+
+class JobRenewView(APIView):
+    @extend_schema(
+        operation_id="job_renew",
+        summary="Renew the lease of a job that nobody may be watching",
+        description="Of one whose owner is switched off, or that has run for weeks. 409 `invalid_state` for one without a lease.",
+        request=Empty,
+        responses=JobSchema,
+    )
+    def post(self, request: Request, id: int) -> Response:
+        job = job_find(request.user, id, jobs_changeable_by(request.user))
+        Empty(data=request.data).is_valid(raise_exception=True)
+        services.job_renew(job=job, by=request.user, now=timezone.now())
         return Response(job_detail(request.user, id))
 
 

@@ -8,6 +8,7 @@ class JobsConfig(AppConfig):
 
     def ready(self) -> None:
         from jobs import idle_words, job_news
+        from jobs.services import ownerless
         from quotas import notify
 
-        notify.kinds_add(job_news.KINDS | idle_words.KINDS)
+        notify.kinds_add(job_news.KINDS | idle_words.KINDS | ownerless.KINDS)

@@ -228,6 +228,7 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "end": end_text(job) if job.is_final else "",
         "known": known_error(job, ranks) if reader.may_read_output(job) else None,
         "can_read": reader.may_read_output(job),
+        "can_renew": can_move and job.lease_until is not None,
         "can_cancel": can_move,
         "can_hold": job.state == JobState.WAITING and not job.held and can_move,
         "can_release": job.state == JobState.WAITING and job.held and can_move,

@@ -31,4 +31,5 @@ urlpatterns = [
     path("<int:id>/cancel/", views.job_cancel, name="job-cancel"),
     path("<int:id>/hold/", views.job_hold, name="job-hold"),
     path("<int:id>/release/", views.job_release, name="job-release"),
+    path("<int:id>/renew/", views.job_renew, name="job-renew"),
 ]

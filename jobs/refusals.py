@@ -17,6 +17,7 @@ _INVALID_STATE = {
     "replace": gettext_lazy("Job %(job)s does not wait any more (%(state)s), so nothing was submitted in its place."),
     "alternatives": gettext_lazy("Job %(job)s is %(state)s; only for a waiting job there is something that starts sooner."),
     "apply": gettext_lazy("Job %(job)s is %(state)s and differs in: %(fields)s. Cancel it first, or give the new one an id of its own."),
+    "renew": gettext_lazy("Job %(job)s needs no renewal: it is %(state)s, and nothing ends it but itself."),
     "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
 }
 

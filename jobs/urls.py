@@ -16,6 +16,7 @@ urlpatterns = [
     path("jobs/<int:id>/cancel", api.JobCancelView.as_view(), name="api-job-cancel"),
     path("jobs/<int:id>/hold", api.JobHoldView.as_view(), name="api-job-hold"),
     path("jobs/<int:id>/release", api.JobReleaseView.as_view(), name="api-job-release"),
+    path("jobs/<int:id>/renew", api.JobRenewView.as_view(), name="api-job-renew"),
     path("jobs/<int:id>/why", api.JobWhyView.as_view(), name="api-job-why"),
     path("jobs/<int:id>/alternatives", estimate_api.JobAlternativesView.as_view(), name="api-job-alternatives"),
     path("jobs/<int:id>/clone", clone_api.JobCloneView.as_view(), name="api-job-clone"),

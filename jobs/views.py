@@ -309,3 +309,10 @@ def job_release(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     said = _("#%(id)d takes part again.") % {"id": job.pk}
     return _done(request, job, lambda: services.job_release(job=job, by=reader(request)), said)
+
+
+@login_required
+@require_POST
+def job_renew(request: HttpRequest, id: int) -> HttpResponse:
+    job, now = _loaded(request, id), timezone.now()
+    return _done(request, job, lambda: services.job_renew(job=job, by=reader(request), now=now), _("#%(id)d is renewed.") % {"id": job.pk})

@@ -89,6 +89,7 @@ GET          user    job.see       jobs/<int:id>/cards/
 GET,POST     user    job.change    jobs/<int:id>/cancel/
 GET,POST     user    job.change    jobs/<int:id>/hold/
 POST         user    job.change    jobs/<int:id>/release/
+POST         user    job.change    jobs/<int:id>/renew/
 GET          user    -             incidents/
 GET          user    -             incidents/<int:pk>/
 POST         staff   -             incidents/<int:pk>/write/
@@ -251,6 +252,7 @@ GET          user    job.see       read    any    jobs/<int:id>/wait
 POST         user    job.change    submit  any    jobs/<int:id>/cancel
 POST         user    job.change    submit  any    jobs/<int:id>/hold
 POST         user    job.change    submit  any    jobs/<int:id>/release
+POST         user    job.change    submit  any    jobs/<int:id>/renew
 GET          user    job.see       read    any    jobs/<int:id>/why
 GET          user    job.see       read    any    jobs/<int:id>/alternatives
 GET          user    job.see       read    any    jobs/<int:id>/clone

@@ -458,6 +458,8 @@ for _name, _kept, _least in (
 LOG_CAP_MIB = env_int("LOG_CAP_MIB", 1024)
 ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
+OWNERLESS_HOURS = env_int("OWNERLESS_HOURS", 72)  # of a job whose owner is switched off, or that has run for LONG_JOB_DAYS
+LONG_JOB_DAYS = env_int("LONG_JOB_DAYS", 30)  # 0 = however long
 FAULT_GRACE_S = env_int("FAULT_GRACE_S", 15)
 STOP_GRACE_S = env_int("STOP_GRACE_S", 30)
 # Jobs that hold cards and do nothing; 0 = nobody is watched (jobs/idle.py).

@@ -61,6 +61,7 @@ ACTIONS: dict[str, str] = {
     "secret.rotated": gettext_noop("encryption of secrets renewed"),
     "job.cancelled": gettext_noop("another's job cancelled"),
     "job.held": gettext_noop("another's job held"),
+    "job.renewed": gettext_noop("another's job renewed"),
     "job.released": gettext_noop("another's job released"),
     "node.token": gettext_noop("enrolment token made"),
     "node.enrolled": gettext_noop("node enrolled"),

@@ -38,6 +38,7 @@ INSIDE = (*PEOPLE, "jwt", "of_project", "of_other_project", *(f"without_{scope}"
 STATES = {
     ("POST", "api/v1/jobs/<int:id>/hold"): 409,
     ("POST", "api/v1/jobs/<int:id>/release"): 409,
+    ("POST", "api/v1/jobs/<int:id>/renew"): 409,
     ("GET", "api/v1/jobs/<int:id>/alternatives"): 409,
     ("POST", "api/v1/incidents/<int:id>/close"): 409,
 }

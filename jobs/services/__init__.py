@@ -4,6 +4,7 @@ from jobs.services.control import job_cancel, job_hold, job_release
 from jobs.services.finish import attempt_maybe_finish
 from jobs.services.moves import event_add, job_move, jobs_move
 from jobs.services.observe import observed_apply, orders_build, rank_observe
+from jobs.services.ownerless import job_renew
 from jobs.services.replace import job_replace
 from jobs.services.schedule import schedule_pass
 from jobs.services.stop import attempt_stop
@@ -18,6 +19,7 @@ __all__ = [
     "job_hold",
     "job_move",
     "job_release",
+    "job_renew",
     "job_replace",
     "job_submit",
     "jobs_move",

@@ -57,8 +57,8 @@ def job_cancel(*, job: Job, by: User | None, only_waiting: bool = False) -> Job:
     return job
 
 
-def job_hold(*, job: Job, by: User, why: str = "") -> Job:
-    """Keeps a waiting job out of the passes until it is released. Raises InvalidState if it isn't waiting."""
+def job_hold(*, job: Job, by: User | None, why: str = "") -> Job:
+    """Keeps a waiting job out of the passes until it is released; ``by`` None = the system. Raises InvalidState if it isn't waiting."""
     with transaction.atomic():
         job = Job.objects.select_for_update().get(pk=job.pk)
         if job.state != JobState.WAITING:
@@ -70,10 +70,10 @@ def job_hold(*, job: Job, by: User, why: str = "") -> Job:
             held_by=by,
             held_why=why[:200],
             wait_code="held",
-            wait_params={"by": by.email, "why": why[:200]},
+            wait_params={"by": by.email if by else "", "why": why[:200]},
             wait_at=timezone.now(),
         )
-        event_add(job.pk, code="held", params={"why": why[:200]}, by=by.pk, epoch=job.epoch)
+        event_add(job.pk, code="held", params={"why": why[:200]}, by=by.pk if by else None, epoch=job.epoch)
         _audit(by, "job.held", job)
         jobs_changed([job.pk])
         pass_nudge()

@@ -23,6 +23,7 @@ from jobs.live_use import live_use_refresh
 from jobs.models import Attempt, IdempotencyKey, Job, Rank
 from jobs.services.finish import attempt_maybe_finish
 from jobs.services.moves import event_add
+from jobs.services.ownerless import leases_look
 from jobs.services.predict import predictions_are_old, predictions_refresh
 from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
@@ -55,7 +56,7 @@ def upkeep_run(*, now: datetime) -> None:
         predictions_refresh(now=now)
     alerts_prune(now=now)
     notices_prune(now=now)
-    for step in (live_use_refresh, limits_tell, storage_meter, efficiency_measure):
+    for step in (live_use_refresh, limits_tell, storage_meter, efficiency_measure, leases_look):
         try:
             step(now=now)
         except Exception:  # what is counted and told must not keep what comes after it from being done

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from jobs.lifecycle import EndReason
-from jobs.wording.numbers import Params, Sentence, duration, gib, listed, said
+from jobs.wording.numbers import Params, Sentence, duration, gib, listed, moment, said
 from jobs.wording.waits import REASONS
 
 
@@ -179,6 +179,16 @@ EVENTS: dict[str, Sentence] = {
     "cancelled": lambda p: _("Cancelled."),
     "held": _with(gettext_lazy("Held."), "why", gettext_lazy("Because: %(why)s")),
     "released": lambda p: _("Released."),
+    "lease_opened": lambda p: (
+        (
+            _("Its owner is switched off: it is stopped at %(until)s unless it is renewed.")
+            if p.get("why") == "owner"
+            else _("It has run for weeks: it is stopped at %(until)s unless it is renewed.")
+        )
+        % {"until": moment(p.get("until"))}
+    ),
+    "lease_renewed": lambda p: _("Renewed until %(until)s.") % {"until": moment(p.get("until"))},
+    "lease_over": lambda p: _("Nobody renewed it."),
     "stopping": _because(gettext_lazy("Being stopped.")),
     "requeued": _because(gettext_lazy("Put back into the queue.")),
     "succeeded": _because(gettext_lazy("Ended.")),
