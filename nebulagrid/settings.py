@@ -395,6 +395,7 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_PAGINATION_CLASS": "nebulagrid.wire.Pagination",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "nebulagrid.api.exception_handler",
+    "DEFAULT_METADATA_CLASS": None,  # OPTIONS is a 405 that names the methods; what they take, /api/v1/schema tells
     "DEFAULT_THROTTLE_CLASSES": ["quotas.throttles.AnonymousThrottle"],
     "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }

@@ -405,3 +405,28 @@ def test_a_projects_token_submits_there_and_nowhere_else(tmp_path: Path, setting
 
 def test_a_node_is_no_person_and_the_other_way_round() -> None:
     assert node_authenticate("Bearer ngt_" + "x" * 43) is None
+
+
+# --- what must not be told ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_token_in_an_address_opens_nothing_and_no_credential_is_logged(tmp_path: Path, settings: Any, caplog: Any) -> None:
+    """Known failure 63: tokens in logs, messages and addresses."""
+    world = world_at(tmp_path, settings)
+    secret, caught = world.secrets["owner"], []
+    client = Client(raise_request_exception=False)
+    with caplog.at_level("DEBUG"):
+        for name in ("token", "access_token", "key", "authorization"):
+            assert client.get(f"/api/v1/me?{name}={secret}").status_code == 401
+        for header in (f"Bearer {secret}x", f"Bearer  {secret[:-1]}", f"Token {secret}", f"Basic {secret}"):
+            answer = client.get("/api/v1/me", headers={"Authorization": header})
+            assert answer.status_code == 401
+            caught.append(answer.content)
+        body = {"email": "owner@lab.example", "password": "a-wrong-secret"}
+        answer = client.post("/api/v1/token", body, content_type="application/json")
+        caught.append(answer.content)
+        caught.append(client.post("/api/v1/token", {**body, "password": {"x": "a-wrong-secret"}}, content_type="application/json").content)
+    told = b"".join(caught).decode() + caplog.text
+    assert secret[:20] not in told
+    assert "a-wrong-secret" not in told

@@ -55,6 +55,15 @@ def test_a_wrong_method_is_refused_in_the_one_shape(world: World) -> None:
             assert answer["Allow"]
 
 
+def test_options_names_the_methods(world: World) -> None:
+    api = Api(world.staff)
+    for route, methods in V1.items():
+        answer = api.call("OPTIONS", world.path(route), {})
+        assert answer.status_code == 405, route
+        assert set(answer["Allow"].split(", ")) >= methods
+        assert is_error(json.loads(answer.content))
+
+
 def test_a_bad_or_missing_id_is_a_4xx_for_everybody(world: World) -> None:
     for api in (Api(world.owner), Api(world.staff)):
         for route in (route for route in V1 if "<int:id>" in route):

@@ -41,7 +41,7 @@ def test_a_user_gets_no_5xx_and_nothing_of_others(grid: Grid, users: dict[str, s
     config.write_text("")
     more = {
         "SCHEMATHESIS_HOOKS": "tests.e2e.schema_hooks",
-        "SCHEMA_FOREIGN": f"{CANARY}|canaryowner",
+        "SCHEMA_FOREIGN": f"{CANARY}|canaryowner@",
         "SCHEMA_IDS": f"{job},1,2,3",
         "SCHEMA_NAMES": "canaryowner,mallory," + ",".join(node["name"] for node in grid.client().node_list()),
         "PYTHONPATH": str(ROOT),
