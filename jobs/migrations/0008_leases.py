@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('jobs', '0006_stopped_when_idle'),
+        ('jobs', '0007_applied'),
     ]
 
     operations = [
