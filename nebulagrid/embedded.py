@@ -218,7 +218,7 @@ def die_with_parent(signal_number: int) -> Callable[[], None]:
     return ask
 
 
-def _wait(is_ready: Callable[[], bool], server: subprocess.Popen[bytes], name: str, *, timeout_s: float = 30.0) -> None:
+def _wait(is_ready: Callable[[], bool], server: subprocess.Popen[bytes], name: str, *, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_ready():
         if server.poll() is not None:

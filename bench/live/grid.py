@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from client.profile import Profile, profile_read
 from client.sdk import NebulaClient
+from nebulagrid.embedded import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 #: How long anything that should come true may take, on a machine that others keep busy too.
@@ -88,12 +89,19 @@ class Grid:
         aside.replace(self.scenario_file)
 
     def start(self, *, deadline_s: float = PATIENCE_S) -> float:
-        """Seconds until everything answered."""
+        """Seconds until everything answered. What was started ends with the calling thread at the latest."""
         began = time.monotonic()
         argv = [sys.executable, "manage.py", "up", *self.up]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                argv, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                argv,
+                cwd=ROOT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=die_with_parent(signal.SIGINT),  # a test run that is killed leaves no control plane at work
             )
         process = self.process
 
