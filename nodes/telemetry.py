@@ -47,6 +47,9 @@ PROCESSES_MAX = 512
 STALE_AFTER_S = 15
 #: After a failure Redis is left alone for so long, so that an absent Redis costs a request nothing.
 REST_S = 1.0
+#: So long a connection and an answer may take.
+CONNECT_S = 0.2
+ANSWER_S = 0.3
 
 _STATUS_FIELDS = tuple(field.name for field in fields(GpuStatus) if field.name != "uuid")
 _lock = threading.Lock()
@@ -93,8 +96,8 @@ def client() -> redis.Redis | None:
                 _client = redis.Redis.from_url(
                     settings.LIVE_REDIS_URL,
                     decode_responses=True,
-                    socket_connect_timeout=0.2,
-                    socket_timeout=0.3,
+                    socket_connect_timeout=CONNECT_S,
+                    socket_timeout=ANSWER_S,
                     # Once more and at once: a pooled connection to a Redis that was restarted is dead at its first use.
                     retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
                 )

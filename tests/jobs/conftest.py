@@ -6,6 +6,7 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from tests.nodes.conftest import live_redis, no_redis  # noqa: F401
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +15,10 @@ def own_folders(tmp_path: Path, settings: Settings) -> None:
     settings.LOG_DIR = tmp_path / "logs"
     settings.ARTIFACT_DIR = tmp_path / "artifacts"
     settings.RUN_DIR = tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def patient_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a budget cuts off depends on how busy this machine is. (The cut itself is tested with a clock of ticks.)"""
+    for name in ("jobs.whatif.BUDGET_S", "jobs.whatif.INLINE_S", "jobs.whatif.QUEUE_S", "jobs.forecaster.BUDGET_S"):
+        monkeypatch.setattr(name, PATIENCE_S)

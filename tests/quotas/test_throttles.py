@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +14,16 @@ from pytest_django.fixtures import Settings
 from quotas import throttles
 from quotas.throttles import client_address, rate_parse, throttle_allow
 from tests.rest import no_redis  # noqa: F401
+from tests.waiting import PATIENCE_S
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Redis that is slow for a moment is no reason to count without it."""
+    monkeypatch.setattr(throttles, "REDIS_TIMEOUT_S", PATIENCE_S)
+    throttles._script.cache_clear()
+    yield
+    throttles._script.cache_clear()
 
 
 def passed(count: int, ident: str = "10.0.0.1") -> int:
@@ -21,6 +32,7 @@ def passed(count: int, ident: str = "10.0.0.1") -> int:
 
 
 @pytest.mark.redis
+@pytest.mark.usefixtures("patient")
 def test_of_fifty_at_once_five_pass(redis_url: str, settings: Settings) -> None:
     settings.LIVE_REDIS_URL, settings.THROTTLE_ANONYMOUS = redis_url, "5/3600"
     assert passed(50, "of-fifty") == 5
@@ -28,6 +40,7 @@ def test_of_fifty_at_once_five_pass(redis_url: str, settings: Settings) -> None:
 
 
 @pytest.mark.redis
+@pytest.mark.usefixtures("patient")
 def test_the_bucket_is_shared_by_processes_and_fills_again(redis_url: str, settings: Settings) -> None:
     settings.LIVE_REDIS_URL, settings.THROTTLE_ANONYMOUS = redis_url, "2/0.2"
     assert passed(2, "fills") == 2
@@ -39,6 +52,7 @@ def test_the_bucket_is_shared_by_processes_and_fills_again(redis_url: str, setti
 
 
 @pytest.mark.redis
+@pytest.mark.usefixtures("patient")
 def test_a_redis_that_falls_silent_gives_no_second_burst(redis_url: str, settings: Settings) -> None:
     settings.LIVE_REDIS_URL, settings.THROTTLE_ANONYMOUS = redis_url, "5/3600"
     assert passed(4, "silent") == 4
@@ -47,6 +61,7 @@ def test_a_redis_that_falls_silent_gives_no_second_burst(redis_url: str, setting
 
 
 @pytest.mark.redis
+@pytest.mark.usefixtures("patient")
 def test_a_bucket_leaves_redis_when_it_is_full_again(redis_url: str, settings: Settings) -> None:
     settings.LIVE_REDIS_URL, settings.THROTTLE_AGENT = redis_url, "5/60"
     throttle_allow("agent", "leaves")
