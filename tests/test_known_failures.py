@@ -1,7 +1,7 @@
 """What went wrong in systems like this one, by its number in the list of known failures, and the tests that it can't happen here.
 
-The list names hardware's: foreign use, figures that are not told, drivers that hang or don't fit, cards that move. This index can't rot:
-each test is looked up.
+The list names accounting's (what is admitted, charged, ended for idleness) and hardware's: foreign use, figures that are not told, drivers
+that hang or don't fit, cards that move. This index can't rot: each test is looked up.
 """
 
 from __future__ import annotations
@@ -15,6 +15,28 @@ import pytest
 ROOT = Path(__file__).parent
 
 KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
+    6: (
+        "time on cards is not charged to the fair share",
+        {"jobs/test_accounting.py": ("test_cards_weigh_and_a_job_without_one_does_not",)},
+    ),
+    14: (
+        "what was asked for is charged, not what ran",
+        {"jobs/test_accounting.py": ("test_a_job_that_dies_early_is_charged_what_it_ran_not_what_it_asked_for",)},
+    ),
+    15: (
+        "a requeued job is settled twice",
+        {"jobs/test_accounting.py": ("test_a_requeued_job_is_charged_for_both_laps_and_counts_as_one_finished_job",)},
+    ),
+    17: (
+        "limits are looked at first and taken later",
+        {
+            "jobs/test_accounting.py": (
+                "test_of_many_submits_at_once_exactly_the_limit_is_admitted",
+                "test_cards_held_never_pass_the_limit_in_the_log_of_events_also_over_the_months_end",
+            ),
+            "jobs/test_model_caps.py": ("test_passes_at_once_never_pass_a_limit_by_model",),
+        },
+    ),
     11: (
         "foreign processes are invisible, and jobs start into them",
         {
@@ -70,6 +92,7 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
         {
             "agent/test_nvml.py": ("test_a_system_that_lists_no_processes_says_none",),
             "nodes/test_api.py": ("test_idle_is_said_only_of_a_card_that_is_known_to_be",),
+            "jobs/test_idle.py": ("test_what_is_not_told_and_a_busy_processor_keep_a_job",),
         },
     ),
     38: (
@@ -132,6 +155,29 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
         {
             "agent/test_nvml.py": ("test_no_cards_at_the_start_is_no_error_and_later_ones_are_picked_up",),
             "nodes/test_inventory.py": ("test_a_node_without_cards_picks_up_two_later",),
+        },
+    ),
+    65: (
+        "nobody knows when a limit starts anew, and where",
+        {
+            "jobs/test_accounting.py": ("test_a_job_from_2330_to_0030_over_the_months_end_is_split_by_local_month",),
+            "jobs/test_usage_pages.py": ("test_the_limits_say_when_and_where_the_month_ends",),
+            "jobs/test_quota_pages.py": ("test_the_page_says_what_is_used_and_when_it_starts_anew_in_the_zone_that_decides",),
+        },
+    ),
+    68: (
+        "who works without a card is ended as idle",
+        {"jobs/test_idle.py": ("test_anything_else_is_not", "test_what_is_not_told_and_a_busy_processor_keep_a_job")},
+    ),
+    69: (
+        "idleness is judged before its time, or by another rule",
+        {
+            "jobs/test_idle.py": (
+                "test_anything_else_is_not",
+                "test_the_shortest_window_holds_whoever_set_it",
+                "test_a_jobs_own_window_holds_where_nobody_else_set_one",
+                "test_a_second_lap_begins_its_window_anew",
+            )
         },
     ),
 }
