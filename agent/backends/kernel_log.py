@@ -179,6 +179,8 @@ class KernelLog:
         if self._thread is not None:
             os.write(self._stop_write, b"\0")
             self._thread.join(timeout=2.0)
+            if self._thread.is_alive():
+                return  # it will end; its descriptors may not become another file's under it
             self._thread = None
         for fd in (self._fd, self._stop_read, self._stop_write):
             if fd is not None and fd >= 0:

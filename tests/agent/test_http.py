@@ -15,7 +15,7 @@ import pytest
 from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authorization, credential_read, endpoint_parse
 from agent.testing import Failure, FakeControlPlane
 from agent.ws import Listener
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_refused_socket_harms_nobody_and_stops(quick_retry: None) -> None:
         found = listener(plane, wakes, credential="wrong")
         found.start()
         found.stop()
-        assert not found._thread.is_alive()
+        wait_until(lambda: not found._thread.is_alive(), "the end of its thread")
         assert wakes == []
 
 
