@@ -10,8 +10,8 @@ from typing import Any
 from django.db.models import Count, Min, Q
 
 from jobs.counts import pass_counts
-from jobs.lifecycle import SLICE_LIVE, EndReason, JobState
-from jobs.models import Attempt, Job, Slice
+from jobs.lifecycle import RANK_FINAL, SLICE_LIVE, EndReason, JobState
+from jobs.models import Attempt, Job, Rank, Slice
 from jobs.scheduler.reasons import QUOTA_EXCEEDED
 from jobs.services.faults import card_holders
 from nodes import telemetry
@@ -122,4 +122,7 @@ def owners(subject: str) -> Sequence[tuple[int, int | None]]:
         return [(holder.owner, holder.job) for holder in card_holders([int(number)]).get(int(number), ())]
     if kind == "job":
         return [(owner, int(number)) for owner in Job.objects.filter(pk=int(number)).values_list("owner_id", flat=True)]
+    if kind == "node":
+        ranks = Rank.objects.filter(node=int(number), attempt__ended_at__isnull=True).exclude(observed__in=RANK_FINAL).order_by("pk")
+        return list(ranks.values_list("attempt__job__owner_id", "attempt__job_id"))
     return [(int(number), None)] if kind == "owner" else []

@@ -12,7 +12,7 @@ RULES = (
     ("power-limit", "power_pct", "ge", 98, None, 600, 5, 120, False),
     ("card-untold", "card_untold", "ge", 1, None, 60, 0, 60, False),
     ("disk-low", "disk_free_pct", "lt", 10, 5, 60, 2, 60, False),
-    ("node-silent", "node_silent", "ge", 1, 2, 30, 0, 60, False),
+    ("node-silent", "node_silent", "ge", 1, 2, 30, 0, 60, True),
     ("nodes-silent", "silent_nodes_pct", "gt", None, 50, 0, 0, 60, False),
     ("long-wait", "wait_s", "gt", 3600, None, 0, 0, 60, True),
     ("over-request", "over_request_pct", "gt", 100, 110, 60, 2, 60, True),

@@ -147,4 +147,5 @@ def test_who_has_to_do_with_it() -> None:
     assert alert_figures.owners(f"gpu:{gpu.pk}") == [(owner, attempt.job_id)]
     assert alert_figures.owners(f"job:{attempt.job_id}") == [(owner, attempt.job_id)]
     assert alert_figures.owners(f"owner:{owner}") == [(owner, None)]
-    assert alert_figures.owners("pool") == alert_figures.owners(f"node:{node.pk}") == []
+    assert alert_figures.owners(f"node:{node.pk}") == [(owner, attempt.job_id)]
+    assert alert_figures.owners("pool") == alert_figures.owners(f"node:{node_make().pk}") == []
