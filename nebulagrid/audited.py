@@ -24,6 +24,7 @@ node.commanded                           POST           jobs/<int:id>/diagnose/
 -events,job.cancelled                    POST           jobs/<int:id>/cancel/
 -events,job.held                         POST           jobs/<int:id>/hold/
 -events,job.released                     POST           jobs/<int:id>/release/
+-events,job.renewed                      POST           jobs/<int:id>/renew/
 incident.noted,incident.closed           POST           incidents/<int:pk>/write/
 alert.acknowledged                       POST           alerts/<int:id>/acknowledge/
 alert.acknowledged                       POST           alerts/<int:id>/reopen/
@@ -118,6 +119,7 @@ webhook.changed                          PATCH,DELETE   api/v1/notices/channels/
 -events,job.cancelled                    POST           api/v1/jobs/<int:id>/cancel
 -events,job.held                         POST           api/v1/jobs/<int:id>/hold
 -events,job.released                     POST           api/v1/jobs/<int:id>/release
+-events,job.renewed                      POST           api/v1/jobs/<int:id>/renew
 -events                                  POST           api/v1/jobs/<int:id>/clone
 node.commanded                           POST           api/v1/jobs/<int:id>/diagnose
 quota.requested                          POST           api/v1/quota/requests/

@@ -16,6 +16,7 @@ PREFIX = "/api/v1/"
 ALIKE = {
     "POST jobs/{id}/hold": "GET jobs/{id}",
     "POST jobs/{id}/release": "GET jobs/{id}",
+    "POST jobs/{id}/renew": "GET jobs/{id}",
     "POST incidents/{id}/close": "GET incidents/{id}",
     "POST alerts/{id}/reopen": "GET alerts/{id}",
 }
