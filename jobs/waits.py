@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MOST_S = 25  # a proxy that closes after 45 s, or 30, never sees a quiet connection for that long
 LOOK_S = 0.5
+#: At least so often the view is asked again, though nothing changed: who was switched off or lost the token does not wait on.
+LAP_S = 4.0
 #: Where the request keeps until when it waits: the same for all of its laps.
 DEADLINE = "nebula.wait_until"
 
@@ -35,7 +37,7 @@ class Deferred(HttpResponse):
         self.job, self.state, self.until = job, state, until
 
     async def wait(self) -> None:
-        await _watch.changed(self.job, self.state, max(0.0, self.until - time.monotonic()))
+        await _watch.changed(self.job, self.state, min(LAP_S, max(0.0, self.until - time.monotonic())))
 
 
 def deadline_of(request: HttpRequest, timeout_s: int) -> float | None:

@@ -188,6 +188,16 @@ async def test_who_is_switched_off_while_waiting_is_told_nothing(handler: Pooled
     assert (await answer_of(app))[0] == 401
 
 
+async def test_who_is_switched_off_does_not_wait_on_though_the_job_goes_on(handler: PooledHandler, monkeypatch: Any) -> None:
+    assert waits.LAP_S < 5
+    monkeypatch.setattr(waits, "LAP_S", 0.1)
+    job, token = await sync_to_async(waiting_job)()
+    app = await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token)
+    await asyncio.wait_for(waited_for(job), PATIENCE_S)
+    await sync_to_async(User.objects.filter(pk=job.owner_id).update)(is_active=False)
+    assert (await answer_of(app))[0] == 401
+
+
 async def test_who_goes_away_is_waited_for_by_nobody(handler: PooledHandler) -> None:
     job, token = await sync_to_async(waiting_job)()
     app = await ask_to_wait(handler, f"/api/v1/jobs/{job.pk}/wait?timeout=20", token)
