@@ -152,6 +152,15 @@ KINDS: Final = {
     "job_start": Kind(event="start", title=lambda p: _("Started: %(job)s") % {"job": _name(p)}, text=_start_text, icon="play"),
     "job_end": Kind(event="end", title=lambda p: _("Done: %(job)s") % {"job": _name(p)}, text=_end_text, tone="ok", icon="okc"),
     "job_fail": Kind(event="fail", title=lambda p: _("Failed: %(job)s") % {"job": _name(p)}, text=_fail_text, tone="bad", icon="badc"),
+    "node_no_start": Kind(
+        event="node",
+        title=gettext_lazy("{node} takes no new work"),
+        text=gettext_lazy(
+            "It reports, but did not start job {job} within 60 s. The job goes back to the queue. Look at its agent's log, then resume it."
+        ),
+        tone="warn",
+        icon="barrier",
+    ),
     "jobs_start": Kind(event="start", title=gettext_lazy("{n} jobs started"), text=_listed, icon="play"),
     "jobs_end": Kind(event="end", title=gettext_lazy("{n} jobs are done"), text=_listed, tone="ok", icon="okc"),
     "jobs_fail": Kind(event="fail", title=gettext_lazy("{n} jobs failed"), text=_listed, tone="bad", icon="badc"),

@@ -36,6 +36,7 @@ from nodes.services import node_cordon
 from quotas.audit import audit, audit_chain
 from quotas.deliver import notices_prune
 from quotas.models import User
+from quotas.notify import notify, staff
 from quotas.quota_notices import limits_tell
 from quotas.secrets import secrets_purge
 
@@ -209,6 +210,11 @@ def offers_expire(*, now: datetime) -> int:
                 reason=EndReason.LAUNCH_FAILED,
                 grace_s=0,
                 params={"node": rank.node.name, "kind": "no_answer", "rank": rank.index, "detail": ""},
+            )
+            # Once an hour and node, however many ranks it did not start.
+            told = {"node": rank.node.name, "job": rank.attempt.job_id}
+            notify(
+                "node_no_start", staff(), told, key=f"no_start:{rank.node_id}:{now:%Y%m%d%H}", path=f"/nodes/{rank.node.name}/", lab=True
             )
     return len(stuck)
 

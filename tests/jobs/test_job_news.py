@@ -12,13 +12,14 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 
 from jobs.job_news import news_tick
-from jobs.lifecycle import EndReason, JobState
+from jobs.lifecycle import EndReason, JobState, RankState, SliceState
 from jobs.models import Job
+from jobs.services.upkeep import offers_expire
 from nodes import telemetry
 from quotas.models import Notice, NoticeChannel, NoticeDelivery, User
 from quotas.notify import words
 from quotas.sealing import seal
-from tests.factories import job_make, user_make
+from tests.factories import attempt_make, job_make, node_make, user_make
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 NOW = datetime(2026, 7, 14, 12, tzinfo=UTC)
@@ -129,3 +130,16 @@ def test_who_is_switched_off_hears_nothing() -> None:
     ended(ada)
     User.objects.filter(pk=ada.pk).update(is_active=False)
     assert tick() == 0
+
+
+def test_a_node_that_starts_nothing_is_told_to_staff_once_and_gets_no_new_work() -> None:
+    """Known failure 25: a job that was given to a node and never picked up."""
+    staff, node = user_make(is_staff=True), node_make("n1", cards=2)
+    for gpu in node.gpus.all():
+        job = job_make(state=JobState.STARTING, epoch=1)
+        attempt_make(job, gpus=(gpu,), observed=RankState.NONE, slices=SliceState.HELD, at=NOW - timedelta(seconds=61))
+    assert offers_expire(now=NOW) == 2
+    node.refresh_from_db()
+    assert node.cordoned
+    notice = Notice.objects.get()
+    assert (notice.user, notice.path, words(notice)[0]) == (staff, "/nodes/n1/", "n1 takes no new work")
