@@ -173,6 +173,14 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
         "one node's credential writes another job's log",
         {"test_access.py": ("test_only_a_node_writes_and_only_to_what_is_its_own",)},
     ),
+    62: (
+        "a quote in a job's name breaks all nodes",
+        {
+            "e2e/test_names.py": ("test_no_name_does_anything",),
+            "jobs/test_api_submit.py": ("test_a_name_is_stored_as_it_is", "test_bad_input_is_a_400_that_names_the_field"),
+            "agent/test_shim_run.py": ("test_it_passes_words_and_variables_as_they_are",),
+        },
+    ),
     63: (
         "tokens in logs, messages and addresses",
         {
