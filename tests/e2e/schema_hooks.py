@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import schemathesis
-from hypothesis import strategies as st
 
 FOREIGN = os.environ.get("SCHEMA_FOREIGN", "").split("|")
 IDS = [int(text) for text in os.environ.get("SCHEMA_IDS", "1").split(",")]
@@ -30,6 +29,3 @@ def no_foreign_data(ctx, response, case):  # type: ignore[no-untyped-def]
     text = response.content.decode("utf-8", "replace")
     found = [mark for mark in FOREIGN if mark and mark in text]
     assert not found, f"the answer tells {found} of another user"
-
-
-assert st

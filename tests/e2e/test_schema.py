@@ -37,13 +37,15 @@ def test_a_user_gets_no_5xx_and_nothing_of_others(grid: Grid, users: dict[str, s
     pytest.importorskip("schemathesis", reason="schemathesis is a development package")
     seconds = int(os.environ.get("NEBULA_SCHEMA_S", "45"))
     job = _foreign_job(grid, users["canaryowner"])
+    with grid.client() as admin:
+        nodes = [node["name"] for node in admin.node_list()]
     config = tmp_path / "schemathesis.toml"
     config.write_text("")
     more = {
         "SCHEMATHESIS_HOOKS": "tests.e2e.schema_hooks",
         "SCHEMA_FOREIGN": f"{CANARY}|canaryowner@",
         "SCHEMA_IDS": f"{job},1,2,3",
-        "SCHEMA_NAMES": "canaryowner,mallory," + ",".join(node["name"] for node in grid.client().node_list()),
+        "SCHEMA_NAMES": ",".join(("canaryowner", "mallory", *nodes)),
         "PYTHONPATH": str(ROOT),
     }
     checks = "not_a_server_error,no_foreign_data,response_schema_conformance,content_type_conformance,ignored_auth"
@@ -64,7 +66,7 @@ def test_a_user_gets_no_5xx_and_nothing_of_others(grid: Grid, users: dict[str, s
     )
     (tmp_path / "schemathesis.txt").write_text(done.stdout + done.stderr)
     assert done.returncode == 0, (done.stdout + done.stderr)[-12_000:]
-    assert "no_foreign_data" in checks
+    assert "Tested: 0" not in done.stdout
 
 
 def _foreign_job(grid: Grid, token: str) -> int:
