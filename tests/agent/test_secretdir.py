@@ -16,6 +16,8 @@ from agent.reconcile import Start, diff
 from tests.agent.rank_lab import Lab
 
 VALUE = "canary-7Zq9kX"
+CHECK = 'test "$(cat $NEBULA_SECRETS/token)" = "$TOKEN" && stat -c "%a %U" $NEBULA_SECRETS/token $NEBULA_SECRETS'
+is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another account")
 REFS = (SecretRef(name="token", id=1), SecretRef(name="token", env="TOKEN", id=1))
 
 
@@ -57,6 +59,20 @@ def test_without_memory_they_are_in_the_ranks_directory_and_gone_with_its_end(ne
     lab.said(rank, "read")
     lab.end(rank)
     assert files_with(lab.data) == []
+
+
+@is_root
+def test_under_another_account_it_reads_them_and_nobody_else_does(new_lab: Callable[..., Lab]) -> None:
+    """In the machine's own memory folder: the way to it must be open to the account."""
+    lab = new_lab(secrets_in=secretdir.memory_folder() or "")
+    spec = RankSpec(job=1, index=0, argv=("sh", "-c", CHECK), secrets=REFS, unix_user="nobody", workdir="/")
+    lab.ranks.start("1.1.0", spec, {"PATH": os.environ["PATH"]}, secrets={"token": VALUE})
+    exit = lab.end("1.1.0").exit
+    assert exit is not None
+    assert exit.code == 0, lab.text("1.1.0")
+    assert lab.text("1.1.0").split() == ["600", "nobody", "700", "nobody"]
+    assert VALUE not in lab.text("1.1.0", "spec.json")
+    assert list(Path(secretdir.MEMORY).glob(f"{secretdir.prefix_of(lab.agent_id)}*")) == []
 
 
 def rankdir_name(lab: Lab, rank: str) -> str:
