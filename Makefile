@@ -17,7 +17,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(RUN_HASH)
 
 # One process for the end-to-end tests and one for those with a browser, which wait a lot, and one for all others.
 WORKERS ?= 3
-# Compiled code is kept, whatever the caller's habit: a run starts two hundred interpreters, and rewriting asserts takes longer than most tests.
+# Compiled code is kept, whatever the caller's habit: a run starts many interpreters, and asserts are rewritten in each.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Fast and basic first: what breaks everything shows within seconds.
 TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
