@@ -121,10 +121,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
             self.entry = rechecks.Entry(user=user.pk, token=token)
         else:
             self.entry = rechecks.Entry(user=user.pk, session_key=self.scope["session"].session_key or "", password=user.password)
+        rechecks.watch(self, user_for_token=_user_for_token)  # whoever hears that he is in is looked at from then on
         await self.accept()
         if await database_sync_to_async(self._may_have)(f"user.{user.pk}"):
             await self._add(f"user.{user.pk}")
-        rechecks.watch(self, user_for_token=_user_for_token)
 
     async def rechecked(self, user: Any | None, rights: rechecks.Rights) -> None:
         if user is None:

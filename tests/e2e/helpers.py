@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from bench.live.grid import Grid, GridError, wait_for
+from client.errors import NebulaError
 from client.sdk import NebulaClient
 from jobs.lifecycle import FINAL
 
@@ -13,7 +14,14 @@ FINAL_STATES = {state.value for state in FINAL}
 
 
 def log_of(client: NebulaClient, job_id: int) -> str:
-    return b"".join(client.job_log_download(job_id)).decode()
+    """What the job has printed; nothing while it waits."""
+    try:
+        return b"".join(client.job_log_download(job_id)).decode()
+    except NebulaError as error:
+        if error.status != 404:
+            raise
+        client.job_get(job_id)  # there is such a job; it has no attempt yet
+        return ""
 
 
 def running(client: NebulaClient, job_id: int) -> Any:

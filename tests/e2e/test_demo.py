@@ -111,6 +111,7 @@ def test_its_jobs_run_wait_and_have_ended(demo: Grid) -> None:
         assert ends == {
             ("SUCCEEDED", "completed"),
             ("FAILED", "nonzero_exit"),
+            ("FAILED", "gpu_memory"),
             ("FAILED", "launch_failed"),
             ("FAILED", "time_limit"),
             ("CANCELLED", "cancelled"),
