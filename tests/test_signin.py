@@ -20,6 +20,7 @@ from quotas import ldap
 from quotas.models import Project, User
 from tests.factories import user_make
 from tests.rest import no_redis  # noqa: F401
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")  # ldap3 uses old names of pyasn1
 ROOT = Path(__file__).parents[1]
@@ -94,7 +95,9 @@ def test_a_start_with_a_provider_has_its_button_and_a_row_for_each_route(tmp_pat
         "print(json.dumps({'button': 'Lab login' in page, 'to': '/accounts/sso/oidc/oidc/login/' in page}))\n"
     )
     more = {f"NEBULA_{name}": value for name, value in OIDC.items()} | {"NEBULA_OIDC_NAME": "Lab login", "NEBULA_DATA": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=os.environ | more, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=os.environ | more, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {"button": True, "to": True}
     assert rules_of("accounts/sso/oidc/(?P<provider_id>[^/]+)/login/callback/")
