@@ -170,7 +170,10 @@ class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
     def save_model(self, request: HttpRequest, obj: Quota, form: ModelForm[Quota], change: bool) -> None:
         # Only what was edited: the counters may have moved since the form was loaded.
         if change:
-            obj.save(update_fields=[*form.changed_data, "updated_at"])
+            fields = [*form.changed_data, "updated_at"]
+            if "gpu_hours" in form.changed_data:
+                obj.told_pct, fields = 0, [*fields, "told_pct"]  # of another limit nobody was told yet
+            obj.save(update_fields=fields)
             changes = {name: [form.initial.get(name), form.cleaned_data[name]] for name in form.changed_data}
             audit(request.user, "quota.changed", f"quota {services.owner_of(obj)}", changes)
         else:

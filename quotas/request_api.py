@@ -19,6 +19,7 @@ from quotas.models import Project, Quota, QuotaRequest, User
 from quotas.request_words import ask_text, owner_text
 from quotas.selectors import quota_view_of
 from quotas.serializers import InputSerializer, MeQuota, StrictBoolean, StrictChar, StrictInteger
+from quotas.services import quota_roll
 
 
 class RequestStep(serializers.Serializer[Any]):
@@ -117,6 +118,7 @@ class QuotaView(APIView):
     )
     def get(self, request: Request) -> Response:
         user, now = request.user, timezone.now()
+        quota_roll(Quota.objects.filter(project__memberships__user=user), now=now)
         rows = Quota.objects.filter(project__memberships__user=user, project__is_active=True).select_related("project")
         return Response(
             {

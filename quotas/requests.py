@@ -204,7 +204,7 @@ def request_approve(
         raise _not_open(request)
     if not may_decide(request, by):
         raise NotYours(params={"request": request.pk})
-    amount, until = amount or request.amount, until or request.until
+    amount, until = request.amount if amount is None else amount, until or request.until
     if not 1 <= amount <= AMOUNT_MOST:
         raise BadValue("request_amount", params={"field": "amount", "value": amount, "most": AMOUNT_MOST})
     if not now < until <= now + timedelta(days=UNTIL_MOST_DAYS):

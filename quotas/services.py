@@ -26,7 +26,7 @@ from quotas.models import Membership, Project, Quota, QuotaRequest, User
 
 #: Limits with what is granted on top, as SQL: active jobs, GPU-seconds this month.
 JOBS_LIMIT = F("max_active_jobs") + F("extra_active_jobs")
-HOURS_LIMIT_S = (F("gpu_hours") + F("extra_gpu_hours")) * 3600.0
+HOURS_LIMIT_S = F("gpu_hours") * 3600.0 + F("extra_gpu_hours") * 3600.0  # each by itself: PostgreSQL's integers end at 2^31
 #: The same without what runs and is not charged yet: what may be charged before the limit is reached.
 HOURS_LEFT_S = HOURS_LIMIT_S - F("live_gpu_s")
 
