@@ -83,20 +83,19 @@ def email_save(*, user: User, events: Collection[str], is_active: bool = True) -
     return channel
 
 
-@transaction.atomic
 def webhook_save(
     *, by: User, channel: NoticeChannel | None = None, is_labs: bool = False, changes: Mapping[str, Any], resolver: Resolver = resolve
 ) -> NoticeChannel:
     """A new webhook, or changes of one: name, format, url, secret, events, template, is_active. ``url`` and ``secret`` left out, or
-    an empty ``url``, stay as they are; an empty ``secret`` takes it away. Resolves the name of a new address.
+    an empty ``url``, stay as they are; an empty ``secret`` takes it away. Resolves the name of a new address, before any transaction:
+    on SQLite nobody else writes while one is open. Call it outside of one.
 
     Raises ChannelRefused, WebhookRefused.
     """
     is_new = channel is None
     if channel is None:
         owner = None if is_labs else by
-        if NoticeChannel.objects.filter(user=owner, kind=NoticeChannel.Kind.WEBHOOK).count() >= MOST:
-            raise ChannelRefused("channels_many", 409, {"limit": MOST})
+        _room_check(owner)
         channel = NoticeChannel(user=owner, kind=NoticeChannel.Kind.WEBHOOK, events=list(EMAIL_DEFAULTS))
     for name, limit in (("name", NAME_MAX), ("template", TEMPLATE_MAX)):
         if name in changes:
@@ -115,7 +114,6 @@ def webhook_save(
         raise ChannelRefused("channel_no_url")
     if changes.get("secret") is not None:
         channel.secret_sealed = seal(_text("secret", str(changes["secret"]).strip(), SECRET_MAX))
-    channel.save()
     told = {
         "host": channel.host,
         "format": channel.format,
@@ -123,8 +121,18 @@ def webhook_save(
         "active": channel.is_active,
         "labs": channel.user_id is None,
     }
-    audit(by, "webhook.changed", f"webhook {channel.pk}", {"what": "made" if is_new else "changed", **told})
+    with transaction.atomic():
+        if is_new:
+            _room_check(channel.user)
+        channel.save()
+        audit(by, "webhook.changed", f"webhook {channel.pk}", {"what": "made" if is_new else "changed", **told})
     return channel
+
+
+def _room_check(owner: User | None) -> None:
+    """Raises ChannelRefused where there is no room for one more."""
+    if NoticeChannel.objects.filter(user=owner, kind=NoticeChannel.Kind.WEBHOOK).count() >= MOST:
+        raise ChannelRefused("channels_many", 409, {"limit": MOST})
 
 
 def _address_set(channel: NoticeChannel, url: str, *, resolver: Resolver) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import threading
@@ -53,6 +54,8 @@ class WebhookFailed(Exception):
     """It was not delivered. ``status``: of the answer, if one came; ``is_final``: another try would change nothing."""
 
     def __init__(self, text: str, *, status: int | None = None, is_final: bool = False, retry_after_s: int | None = None) -> None:
+        # A receiver's own words: what no database takes (NUL, half a surrogate pair) would keep us from writing down that it failed.
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
         super().__init__(text)
         self.text, self.status, self.is_final, self.retry_after_s = text[:200], status, is_final, retry_after_s
 
@@ -166,7 +169,7 @@ def webhook_post(url: str, body: bytes, headers: Mapping[str, str], *, resolver:
     if answer.status >= 400:
         # Too early, too many and time-out pass; what else a receiver refuses, it refuses again.
         is_final = answer.status < 500 and answer.status not in (408, 425, 429)
-        wait = int(answer.retry_after) if answer.retry_after.isdigit() and len(answer.retry_after) < 6 else None
+        wait = int(answer.retry_after) if re.fullmatch(r"[0-9]{1,5}", answer.retry_after) else None
         text = answer.body[:120].decode(errors="replace")
         raise WebhookFailed(f"HTTP {answer.status}: {text}".strip(), status=answer.status, is_final=is_final, retry_after_s=wait)
     return answer

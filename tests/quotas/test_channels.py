@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.core import mail
+from django.db import connection
 
 from quotas import channels
 from quotas.channels import ChannelRefused, channel_test, webhook_save
@@ -86,6 +87,18 @@ def test_a_name_that_can_not_be_resolved_is_told(ada: User) -> None:
     with pytest.raises(WebhookRefused) as caught:
         webhook_save(by=ada, changes={"url": URL}, resolver=nobody)
     assert caught.value.message == "The name hooks.example.org can't be resolved."
+
+
+def test_a_slow_name_keeps_nobody_from_writing(ada: User) -> None:
+    outside = len(connection.savepoint_ids)  # the test's own
+
+    def slow(host: str, port: int) -> list[str]:
+        assert len(connection.savepoint_ids) == outside
+        return public(host, port)
+
+    made = webhook_save(by=ada, changes={"url": URL}, resolver=slow)
+    webhook_save(by=ada, channel=made, changes={"url": URL}, resolver=slow)
+    assert AuditEntry.objects.filter(action="webhook.changed").count() == 2
 
 
 def test_ten_webhooks_are_enough(ada: User) -> None:

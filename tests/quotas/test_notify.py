@@ -337,6 +337,20 @@ def test_retry_after_is_honoured_and_a_final_refusal_is_not_repeated() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("text", ["bad \0 thing", "bad \ud83d thing"])
+def test_a_receivers_answer_that_no_database_takes_is_a_failure_like_any_other(text: str) -> None:
+    ada, bob = user_make(), user_make()
+    hook_make(ada, "node")
+    hook_make(bob, "node", format="feishu", url_sealed=seal("https://other.example.org/b"))
+    notify("meal", [ada, bob], {"what": "soup"}, at=NOW)
+    refused = Answer(status=200, body=json.dumps({"code": 1, "msg": text}).encode())
+    deliveries_send(now=NOW, post=Post(WebhookFailed(f"HTTP 400: {text}", status=400, is_final=True), refused))
+    rows = NoticeDelivery.objects.all()
+    assert [(row.state, "thing" in row.error) for row in rows] == [("FAILED", True)] * 2
+    assert all("\0" not in row.error and row.error.isascii() is ("\0" not in text) for row in rows)
+
+
+@pytest.mark.django_db
 def test_a_receiver_that_does_not_answer_holds_up_its_own_messages_only() -> None:
     ada, bob = user_make(), user_make()
     hook_make(ada, "node")
