@@ -147,7 +147,8 @@ class TokenListView(generics.ListCreateAPIView[ApiToken]):
         summary="Make a token",
         description=(
             "A personal one, or with `project` one that is confined to what is that project's: it reads and submits there and nowhere "
-            "else, and ends with the account that made it. The secret is shown once. No token makes one with more scopes than its own."
+            "else, and ends with the account that made it. The secret is shown once. No token makes one with more scopes than its own, or "
+            "one that lives longer than itself; a short JWT makes none."
         ),
         request=TokenNew,
         responses={201: TokenAnswer},
@@ -163,17 +164,18 @@ class TokenListView(generics.ListCreateAPIView[ApiToken]):
         body = TokenNew(data=request.data)
         body.is_valid(raise_exception=True)
         wanted = body.validated_data
-        project = None
+        grant, project = request.auth if isinstance(request.auth, Grant) else None, None
+        if grant is not None and grant.is_jwt:
+            raise BadValue("jwt_from_jwt", 403)  # what ends within minutes must not leave something behind that doesn't
         if wanted.get("project"):
             project = selectors.projects_to_submit(request.user).filter(name=wanted["project"]).first()
             if project is None:
                 raise BadValue("token_project", params={"project": wanted["project"]})
-        if isinstance(request.auth, Grant) and (more := set(wanted["scopes"]) - request.auth.scopes):
+        if grant is not None and (more := set(wanted["scopes"]) - grant.scopes):
             text = _("This token lacks the scope %(scope)s, so it can't give it on.") % {"scope": ", ".join(sorted(more))}
             raise PermissionDenied(text, code="scope_missing")
-        token, secret = tokens.token_create(
-            user=request.user, name=wanted["name"], ttl_s=wanted.get("ttl_s") or TOKEN_TTL_S, scopes=wanted["scopes"], project=project
-        )
+        ttl_s = tokens.ttl_within(grant, wanted.get("ttl_s") or TOKEN_TTL_S)
+        token, secret = tokens.token_create(user=request.user, name=wanted["name"], ttl_s=ttl_s, scopes=wanted["scopes"], project=project)
         return Response(token_answer(token, secret), status=status.HTTP_201_CREATED)
 
 

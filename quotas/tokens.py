@@ -17,7 +17,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from quotas.audit import audit
@@ -32,6 +32,8 @@ JWT_MOST_S = 900
 JWT_LEEWAY_S = 5
 JWT_MAX = 4096
 JWT_AUDIENCE = "nebulagrid-api"
+#: Roles that submit to a project.
+ACTS = (Membership.Role.LEAD, Membership.Role.USER)
 
 # --- making and revoking --------------------------------------------------------------------------------------------
 
@@ -77,9 +79,16 @@ def token_create(
     return token, secret
 
 
+def ttl_within(grant: Grant | None, ttl_s: int, *, now: datetime | None = None) -> int:
+    """``ttl_s``, or less: no longer than what came with ``grant`` lives itself. One query for a token."""
+    maker = ApiToken.objects.filter(pk=grant.token, expires_at__isnull=False).first() if grant is not None and grant.token else None
+    if maker is None or maker.expires_at is None:
+        return ttl_s
+    return max(1, min(ttl_s, int((maker.expires_at - (now or timezone.now())).total_seconds())))
+
+
 def _may_act_for(user: User, project: Project) -> bool:
-    roles = (Membership.Role.LEAD, Membership.Role.USER)
-    return project.is_active and Membership.objects.filter(user=user, project=project, role__in=roles).exists()
+    return project.is_active and Membership.objects.filter(user=user, project=project, role__in=ACTS).exists()
 
 
 @transaction.atomic
@@ -116,6 +125,9 @@ def token_authenticate(secret: str, *, now: datetime | None = None) -> User | No
 
 
 def _token_open(tokens: QuerySet[ApiToken], *, now: datetime) -> tuple[User, Grant] | None:
+    # A project's token ends with its maker's place there, by whatever door that was taken away.
+    place = Membership.objects.filter(user=OuterRef("user"), project=OuterRef("project"), role__in=ACTS)
+    tokens = tokens.filter(Q(project__isnull=True) | Exists(place))
     # With the personal project: a submit asks for it next.
     token = next(iter(tokens.select_related("user__personal_project").order_by()), None)  # unique; `first` would sort
     if (

@@ -165,7 +165,7 @@ def refusal(rule: Rule, who: str, route: str) -> int | None:
         who = "owner"
     if who.startswith("of_") and rule.token != Tokens.ANY:
         return 403
-    if who == "jwt" and route.endswith("/token/jwt"):
+    if who == "jwt" and (route.endswith("/token/jwt") or (route.endswith("v1/tokens/") and rule.scope == "manage")):
         return 403  # else it would live for ever
     if rule.who == Who.STAFF and who != "staff":
         return 403

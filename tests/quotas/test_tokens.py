@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import jwt
@@ -192,6 +192,23 @@ def test_a_viewer_makes_no_token_for_the_project_and_no_projects_token_manages(l
 def test_a_projects_token_ends_with_its_makers_place(lin: User) -> None:
     project = project_make("vision", members=(lin,))
     api = Api(None, Authorization=f"Bearer {token_create(user=lin, name='ci', project=project, scopes=['read', 'submit'])[1]}")
+    short = api.post("/token/jwt", {})[1]["token"]
+    assert (api.get("/jobs/")[0], me(short)) == (200, 200)
+    Membership.objects.filter(project=project).update(role=Membership.Role.VIEWER)  # as the administration does it: by no service
+    assert (api.get("/jobs/")[0], me(short)) == (401, 401)
     Membership.objects.filter(project=project).delete()
-    assert api.post("/jobs/submit", {"argv": ["true"], "gpu_count": 0})[0] == 400
-    assert api.get("/jobs/")[1]["count"] == 0
+    assert (api.get("/jobs/")[0], me(short)) == (401, 401)
+
+
+def test_nothing_that_ends_leaves_a_token_behind_that_does_not(lin: User) -> None:
+    now = timezone.now()
+    by_jwt = Api(None, Authorization=f"Bearer {jwt_create(user=lin, grant=None)[0]}")
+    status, answer = by_jwt.post("/tokens/", {"name": "for ever"})
+    assert (status, answer["code"]) == (403, "jwt_from_jwt")
+    short = Api(None, Authorization=f"Bearer {token_create(user=lin, name='an hour', ttl_s=3600)[1]}")
+    for body in ({"name": "a year"}, {"name": "a day", "ttl_s": 86_400}):
+        status, answer = short.post("/tokens/", body)
+        assert status == 201
+        assert datetime.fromisoformat(answer["expires_at"]) <= now + timedelta(seconds=3660)
+    status, answer = short.post("/tokens/", {"name": "a minute", "ttl_s": 60})
+    assert datetime.fromisoformat(answer["expires_at"]) <= now + timedelta(seconds=120)
