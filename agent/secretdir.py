@@ -38,7 +38,7 @@ def memory_folder(mounts: str = "/proc/mounts") -> str | None:
 
 
 def prefix_of(agent_id: str) -> str:
-    return f"nebula-{''.join(char if char in _SAFE else '-' for char in agent_id)[:80]}-"
+    return f"nebula-{''.join(char if char in _SAFE or char == '.' else '-' for char in agent_id)[:80]}-"
 
 
 def write(base: str, prefix: str, rank: str, refs: Iterable[SecretRef], values: Mapping[str, str]) -> str:
@@ -89,26 +89,24 @@ def hand_over(order: dict[str, Any], account: pwd.struct_passwd) -> None:
 
 
 def remove(path: str | None) -> None:
-    """Whatever is in it. Harmless when repeated; follows no link in the folder's place."""
-    if not path:
-        return
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(path)) if not os.path.islink(path) else ():
-            if entry.is_dir(follow_symlinks=False):
-                remove(entry.path)  # the program's own
-            else:
-                os.unlink(entry.path)
-        os.rmdir(path)
+    """Whatever is in it. Harmless when repeated. The folder is the job's user's by now, and another program of his may put a link in
+    the place of anything in it while we look: it goes by descriptors, which no link can lead away."""
+    if path:
+        from shutil import rmtree
+
+        rmtree(path, ignore_errors=True)
 
 
 def sweep(base: str | None, prefix: str, living: Iterable[str]) -> int:
-    """Remove the folders of ranks that do not live any more; how many."""
+    """Remove the folders of ranks that do not live any more; how many. What only begins like ours is another agent's."""
     if base is None:
         return 0
     kept, count = set(living), 0
     with contextlib.suppress(OSError):
         for name in os.listdir(base):
-            if name.startswith(prefix) and name[len(prefix) :].rpartition(".")[0] not in kept:
+            rank, _dot, chance = name[len(prefix) :].rpartition(".") if name.startswith(prefix) else ("", "", "")
+            is_ours = rank.count(".") == 2 and rank.replace(".", "").isdigit() and len(chance) == 16
+            if is_ours and rank not in kept:
                 remove(f"{base}/{name}")
                 count += 1
     return count

@@ -20,10 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def refs_find(texts: Sequence[str], *, owner: int, project: int) -> tuple[SecretRef, ...]:
-    """What a job of this owner and project asks for, as it is now. At most two queries. A secret that is nobody's gets number 0."""
+    """What a job of this owner and project asks for, as it is now. At most two queries. A secret that is nobody's gets number 0, and so
+    does a project's where the owner may not submit any more: who was taken out gets no value, whatever of his still waits."""
     asked = [secret_split(text) for text in texts]
-    of_both = secrets_find(owner=owner, project=project, names={name for name, _, of_project in asked if not of_project})
-    of_it = secrets_find(owner=None, project=project, names={name for name, _, of_project in asked if of_project})
+    of_both = secrets_find(user=owner, project=project, names={name for name, _, of_project in asked if not of_project})
+    of_it = secrets_find(user=owner, project=project, names={name for name, _, of_project in asked if of_project}, of_project=True)
     found = {False: of_both, True: of_it}
     return tuple(SecretRef(name=name, env=variable, id=found[of_project].get(name, 0)) for name, variable, of_project in asked)
 

@@ -232,16 +232,18 @@ def secret_delete(*, by: User, name: str, project: Project | None = None, now: d
 # --- use by jobs ------------------------------------------------------------------------------------------------------
 
 
-def secrets_find(*, owner: int | None, project: int, names: Collection[str]) -> dict[str, int]:
-    """name → number of the live secret that a job of this user under this project gets: his own before the project's; ``owner`` None
-    = the project's alone. Names that are nobody's are left out. One query, none without names."""
+def secrets_find(*, user: int, project: int, names: Collection[str], of_project: bool = False) -> dict[str, int]:
+    """name → number of the live secret that a job of this user under this project gets: his own before the project's; ``of_project``
+    = the project's alone, which only who may submit there gets. Names that are nobody's are left out. One query, none without names."""
     if not names:
         return {}
-    whose = Q(project_id=project) if owner is None else Q(user_id=owner) | Q(project_id=project)
+    place = Membership.objects.filter(user_id=user, project_id=project, role__in=(Membership.Role.LEAD, Membership.Role.USER))
+    whose = Q(project_id=project, project__memberships__in=place)
+    whose = whose if of_project else whose | Q(user_id=user)
     rows = Secret.objects.filter(whose, name__in=set(names), replaced_at__isnull=True)
     found: dict[str, int] = {}
-    for pk, name, user in rows.values_list("pk", "name", "user_id"):
-        if name not in found or user is not None:
+    for pk, name, owner in rows.values_list("pk", "name", "user_id"):
+        if name not in found or owner is not None:
             found[name] = pk
     return found
 

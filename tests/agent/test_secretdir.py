@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,40 @@ def test_removing_follows_no_link(memory: str, tmp_path: Path) -> None:
     (Path(memory) / "link").symlink_to(kept)
     secretdir.remove(f"{memory}/link")
     assert (kept / "file").exists()
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_removed_leads_nowhere(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    folder = Path(secretdir.write(memory, "x-", "1.1.0", REFS, {"token": VALUE}))
+    (folder / "sub").mkdir()
+    real, looks = os.scandir, []
+
+    def swapped(of: Any) -> Any:
+        """Another program of the job's user puts a link there just before what was checked is looked into."""
+        looks.append(of)
+        if len(looks) == 2:
+            (folder / "sub").rmdir()
+            (folder / "sub").symlink_to(kept)
+        return real(of)
+
+    monkeypatch.setattr(os, "scandir", swapped)
+    secretdir.remove(str(folder))
+    assert len(looks) >= 2
+    assert (kept / "file").exists()
+
+
+def test_folders_of_an_agent_whose_name_begins_like_ours_stay(memory: str) -> None:
+    for name in ("gpu-2", "gpu.2", "gpu-2-1"):
+        secretdir.write(memory, secretdir.prefix_of(name), "1.1.0", REFS, {"token": VALUE})
+    mine = secretdir.write(memory, secretdir.prefix_of("gpu"), "1.1.0", REFS, {"token": VALUE})
+    assert secretdir.sweep(memory, secretdir.prefix_of("gpu"), []) == 1
+    assert not Path(mine).exists()
+    assert secretdir.sweep(memory, secretdir.prefix_of("gpu.2"), []) == 1
+    assert len(list(Path(memory).iterdir())) == 2
 
 
 def test_what_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
