@@ -284,6 +284,7 @@ def quota_decide(request: HttpRequest, token: str) -> HttpResponse:
     except BadLink:
         answer = render(request, "quota/decide.html", {"is_bad": True}, status=404)
         return _private(answer)
+    request.audit_via = "link"  # type: ignore[attr-defined]
     context: dict[str, Any] = {"opened": opened, "row": opened.request, "one": approvals.asked_of(opened.request)}
     if request.method == "POST" and opened.is_open:
         context |= _decide_by_link(opened, request.POST)

@@ -74,7 +74,7 @@ def foreign_look(nodes: Mapping[int, str], cards: Mapping[str, int], *, now: flo
                 told = "told"
             kept[key] = f"{since} {told}".strip()
     # A node that is silent keeps what it had: its processes did not end for that.
-    kept |= {key: since for key, since in before.items() if _node_of(key) not in listed}
+    kept |= {key: since for key, since in before.items() if _node_of(key) in nodes and _node_of(key) not in listed}
     telemetry.hash_replace(FOREIGN_KEY, before, kept)
     telemetry.hash_replace(PEOPLE_KEY, people, _episodes(people, above, nodes, listed, now=now))
     return events

@@ -161,7 +161,7 @@ def _way(request: HttpRequest | None) -> tuple[str, str]:
     elif scheme.lower() == "node":
         via = "node"
     else:
-        via = "session"
+        via = str(getattr(request, "audit_via", "session"))
     return via, client_address(request)[:45]
 
 

@@ -30,7 +30,7 @@ class AuditSchema(serializers.Serializer[Any]):
     at = serializers.DateTimeField()
     actor = serializers.CharField(help_text="An e-mail address, or the name of a node or a program; system = by itself.")
     actor_id = serializers.IntegerField(allow_null=True)
-    via = serializers.CharField(help_text="session, token with its prefix, node; empty = no request.")
+    via = serializers.CharField(help_text="session, token with its prefix, link (by mail), node; empty = no request.")
     address = serializers.CharField()
     action = serializers.CharField()
     text = serializers.CharField(help_text="The action in words.")

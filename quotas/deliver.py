@@ -118,11 +118,12 @@ def _send(delivery: NoticeDelivery, *, mail: _Mail, post: Post, at: datetime) ->
         raise _Dropped("inactive")
     if channel is not None and not channel.is_active and notice.kind != "test":
         raise _Dropped("channel_off")
-    message = message_of(notice, user=notice.user)
+    is_mail = channel is None or channel.kind == NoticeChannel.Kind.EMAIL
+    message = message_of(notice, user=notice.user, is_shared=not is_mail)
     with translation.override(message.language):
         more = gettext("More happened than is sent in an hour; the page of notices has it all.") if delivery.is_last else ""
         open_word = gettext("Open it in NebulaGrid")
-    if channel is None or channel.kind == NoticeChannel.Kind.EMAIL:
+    if channel is None or is_mail:
         if notice.user is None or not settings.EMAIL_HOST:
             raise _Dropped("no_email")
         mail.send(notice.user, message, more)

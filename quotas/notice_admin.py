@@ -14,6 +14,7 @@ class NoticeAdmin(ReadOnlyAdmin):
     list_select_related = ("user",)
     list_filter = ("kind",)
     search_fields = ("user__email", "key")
+    exclude = ("path",)  # it may be a link that decides in this person's name
 
 
 @admin.register(NoticeChannel)

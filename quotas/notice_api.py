@@ -93,7 +93,7 @@ EXAMPLE = OpenApiExample(
 
 def notice_json(notice: Notice) -> dict[str, Any]:
     title, text, kind = words(notice)
-    url = message_of(notice, user=None).url if notice.path else ""
+    url = message_of(notice, user=None, is_shared=True).url if notice.path else ""
     return {
         "id": notice.pk, "kind": notice.kind, "event": kind.event, "tone": kind.tone, "title": title, "text": text, "url": url,
         "at": notice.at, "read_at": notice.read_at, "params": notice.params,

@@ -282,8 +282,13 @@ def _said(source: Any, notice: Notice) -> str:
         return notice.kind
 
 
-def message_of(notice: Notice, *, user: User | None) -> Message:
-    """In the words of who reads it; the lab's channels in the installation's language and zone."""
+def message_of(notice: Notice, *, user: User | None, is_shared: bool = False) -> Message:
+    """In the words of who reads it; the lab's channels in the installation's language and zone.
+
+    ``is_shared``: others may read it too, such as a group that a webhook writes to, or a program with a token that may only read.
+    Where the page's address is itself a key (a link that decides), they get the one in params["open_path"] instead.
+    """
+    path = str(notice.params.get("open_path", notice.path)) if is_shared else notice.path
     language = language_of(user)
     with translation.override(language), timezone.override(zone_of(user)):
         title, text, kind = words(notice)
@@ -294,7 +299,7 @@ def message_of(notice: Notice, *, user: User | None) -> Message:
         icon=kind.icon,
         title=title,
         text=text,
-        url=f"{settings.BASE_URL}{notice.path}" if notice.path else "",
+        url=f"{settings.BASE_URL}{path}" if path else "",
         at=notice.at,
         language=language,
         params=notice.params,

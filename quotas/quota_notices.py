@@ -75,6 +75,7 @@ def request_tell(event: QuotaRequestEvent) -> None:
         request.refresh_from_db(fields=("nonce", "state"))
         for person in approvers_of(request):
             params = {**about, "amount": request.amount, "by": _name(request.by), "why": request.why}
+            params |= {"open_path": f"/quota/requests/{request.pk}/"}
             notify("quota_asked", [person], params, path=f"/quota/decide/{link_token(request, person)}/", at=event.at)
     if event.code in ("passed", "approved", "declined", "ended_early"):
         until = f"{event.until.astimezone(calendar.zone()):%Y-%m-%d %H:%M} {calendar.zone().key}" if event.until else ""

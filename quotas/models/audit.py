@@ -17,7 +17,7 @@ class AuditEntry(models.Model):
     at = models.DateTimeField(_("at"), default=timezone.now, db_index=True)
     actor_id = models.BigIntegerField(_("actor's number"), null=True, blank=True)
     actor = models.CharField(_("actor"), max_length=254)
-    via = models.CharField(_("by way of"), max_length=40, blank=True)  # session | token ngt_… | command line | node | "" = by itself
+    via = models.CharField(_("by way of"), max_length=40, blank=True)  # session | token ngt_… | link | command line | node | "" = by itself
     address = models.CharField(_("address"), max_length=45, blank=True)
     action = models.CharField(_("action"), max_length=40)
     target = models.CharField(_("target"), max_length=200, blank=True)

@@ -15,11 +15,11 @@ from django.utils import timezone
 from jobs.services.schedule import pass_run
 from quotas import calendar
 from quotas.links import LIVES_S, link_token
-from quotas.models import Membership, Quota, QuotaRequest, User
+from quotas.models import AuditEntry, Membership, Quota, QuotaRequest, User
 from quotas.requests import request_approve, request_make
 from tests.factories import project_make, user_make
 from tests.jobs.lab import Lab, state
-from tests.rest import no_redis  # noqa: F401
+from tests.rest import Api, no_redis  # noqa: F401
 
 pytestmark = pytest.mark.django_db
 WHY = "Rebuttal experiments, 3 ablations of 40 GPU-hours each."
@@ -192,6 +192,7 @@ def test_a_link_shows_first_and_decides_once(lin: User, boss: User) -> None:
     assert (done.status_code, "Decided." in done.content.decode()) == (200, True)
     request.refresh_from_db()
     assert (request.state, request.granted_amount, request.decided_by) == ("approved", 4, boss)
+    assert AuditEntry.objects.filter(action="quota.approved").values_list("actor", "via").get() == ("boss@lab.example", "link")
     for again in (nobody.get(page), nobody.post(page, {"act": "decline"})):
         assert again.status_code == 410
         assert not re.search(r"<button[^>]*value=\"approve\"", again.content.decode())
@@ -226,9 +227,10 @@ def test_links_of_others_old_ones_and_broken_ones_open_nothing(lin: User, boss: 
     assert QuotaRequest.objects.get().state == "admin"
 
 
-def test_a_wrong_amount_by_link_says_so_and_decides_nothing(lin: User, boss: User) -> None:
+@pytest.mark.parametrize("amount", ["-3", "0"])  # 0 is an amount, not "as asked"
+def test_a_wrong_amount_by_link_says_so_and_decides_nothing(lin: User, boss: User, amount: str) -> None:
     request = asked(lin)
-    answer = Client().post(f"/quota/decide/{link_token(request, boss)}/", {"act": "approve", f"amount-{request.pk}": "-3"})
+    answer = Client().post(f"/quota/decide/{link_token(request, boss)}/", {"act": "approve", f"amount-{request.pk}": amount})
     assert answer.status_code == 400
     assert "must be from 1 to" in answer.content.decode()
     assert QuotaRequest.objects.get().state == "admin"
@@ -239,6 +241,12 @@ def test_a_projects_limit_is_shown_to_its_members(lin: User) -> None:
     Quota.objects.create(project=project, gpu_hours=300, max_cards=6)
     assert "Project nlp" in signed_in(lin).get("/quota/").content.decode()
     assert "Project nlp" not in signed_in(user_make()).get("/quota/").content.decode()
+
+
+def test_a_projects_use_of_an_older_month_is_not_told_as_of_this_one(lin: User) -> None:
+    project = project_make("nlp", members=(lin,))
+    Quota.objects.create(project=project, gpu_hours=300, used_gpu_s=3600 * 299, period_start="2020-01-01")
+    assert Api(lin).get("/quota")[1]["projects"]["nlp"]["used_gpu_hours"] == 0
 
 
 def test_a_lead_asks_for_the_projects_own_limit_from_the_page(lin: User) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
 
 from quotas.caps import BadCaps, caps_parse, caps_sum, caps_text
 from quotas.errors import BadValue, QuotaExceeded
 from quotas.links import link_open
 from quotas.models import AuditEntry, Membership, Notice, Project, Quota, QuotaRequest, QuotaRequestEvent, User
-from quotas.notify import words
+from quotas.notify import message_of, words
 from quotas.quota_notices import limits_tell
 from quotas.requests import (
     NotOpen,
@@ -29,7 +31,9 @@ from quotas.requests import (
 )
 from quotas.selectors import quota_view, standing_of
 from quotas.services import quota_for, quota_job_admit
+from quotas.tokens import token_create
 from tests.factories import project_make, user_make
+from tests.rest import Api, no_redis  # noqa: F401
 from tests.threads import in_threads
 
 pytestmark = pytest.mark.django_db
@@ -250,6 +254,16 @@ def test_who_decides_and_who_asked_are_told_of_each_step(lin: User, admin: User)
     path = Notice.objects.get(user=admin).path
     opened = link_open(path.removeprefix("/quota/decide/").rstrip("/"))
     assert (opened.user, opened.request, opened.is_open) == (admin, request, True)
+    # The link decides for whoever has it: its person alone gets it, by mail or signed in, and neither a group that a webhook
+    # writes to, nor a token that may only read, nor another who administers.
+    notice = Notice.objects.get(user=admin)
+    assert message_of(notice, user=admin).url.endswith(path)
+    assert message_of(notice, user=admin, is_shared=True).url.endswith(f"/quota/requests/{request.pk}/")
+    listed = Api(None, Authorization=f"Bearer {token_create(user=admin, name='r', scopes=['read'])[1]}").get("/notices/")[1]
+    assert path not in json.dumps(listed)
+    other = Client()
+    other.force_login(user_make(is_superuser=True))
+    assert path not in other.get(f"/admin/quotas/notice/{notice.pk}/change/").content.decode()
     request_approve(request=request, by=admin, now=NOW, amount=4)
     assert told(lin) == [
         ("quota_decided", "Passed on to the admins: +10 GPU-hours a month"),
@@ -276,6 +290,15 @@ def test_owners_are_told_once_at_80_and_at_100_percent_and_again_of_a_higher_lim
     assert limits_tell(now=NOW) == 1  # 10 of 12 are 83 %
     assert [kind for kind, _text in told(lin)][-1] == "quota_80"
     assert limits_tell(now=NOW + timedelta(days=31)) == 0  # the counter is of last month
+    Quota.objects.filter(user=lin).update(used_gpu_s=24 * 3600)
+    assert limits_tell(now=NOW) == 1  # at the limit of 12
+    boss = Client()
+    boss.force_login(user_make(is_superuser=True))
+    quota = Quota.objects.get(user=lin)
+    form = {"gpu_hours": "28", "max_active_jobs": "", "max_cards": "", "model_caps": ""}
+    assert boss.post(f"/admin/quotas/quota/{quota.pk}/change/", form).status_code == 302
+    assert limits_tell(now=NOW) == 1  # 24 of 28 + 2
+    assert [kind for kind, _text in told(lin)][-2:] == ["quota_100", "quota_80"]
 
 
 def test_nobody_without_a_limit_is_told() -> None:
