@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.utils.translation import gettext as _
-from drf_spectacular.utils import OpenApiExample, OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiExample, OpenApiParameter, OpenApiResponse, extend_schema
 from rest_framework import serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -107,7 +107,7 @@ class JobCloneView(APIView):
         ),
         parameters=[OpenApiParameter("Idempotency-Key", str, OpenApiParameter.HEADER, description="As with POST /jobs/submit.")],
         request=CloneRequest,
-        responses={201: JobSchema},
+        responses={201: JobSchema, 200: OpenApiResponse(JobSchema, "A repeat with the same key.")},
         examples=[
             OpenApiExample("As it was", value={}, request_only=True),
             OpenApiExample("With less memory", value={"right_size": True, "time": "2:00:00"}, request_only=True),
