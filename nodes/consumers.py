@@ -128,15 +128,22 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
     async def rechecked(self, user: Any | None, rights: rechecks.Rights) -> None:
         if user is None:
+            # First nothing is told any more: a browser that takes nothing can make the farewell take long.
+            for topic in list(self.topics):
+                await self._discard(topic)
             rechecks.forget(self)
             await self.close(code=CLOSE_UNAUTHENTICATED)
             return
         self.user, before, self.rights = user, self.rights, rights
         if rights == before:
             return
-        gone = [topic for topic in sorted(self.topics) if not await database_sync_to_async(self._may_have)(topic)]
-        for topic in gone:
-            await self._discard(topic)
+        try:
+            gone = [topic for topic in sorted(self.topics) if not await database_sync_to_async(self._may_have)(topic)]
+            for topic in gone:
+                await self._discard(topic)
+        except BaseException:
+            self.rights = None  # not done: the next round looks again
+            raise
         if gone:
             await self.send(text_data=json.dumps({"topics": sorted(self.topics), "refused": gone}))
 
@@ -193,6 +200,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _add(self, topic: str) -> None:
         await self.channel_layer.group_add(group_of(topic), self.channel_name)
         self.topics.add(topic)
+        self.rights = None
         _watchers[topic] += 1
 
     async def _discard(self, topic: str) -> None:

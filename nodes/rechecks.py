@@ -77,9 +77,18 @@ async def recheck(*, user_for_token: Callable[[str], Any | None]) -> None:
     """One round over all that is open."""
     visitors = list(_open)
     found = await database_sync_to_async(_users_now)([visitor.entry for visitor in visitors], user_for_token)
-    for visitor, (user, rights) in zip(visitors, found, strict=True):
-        if visitor in _open:
+    await asyncio.gather(*(_tell(visitor, user, rights) for visitor, (user, rights) in zip(visitors, found, strict=True)))
+
+
+async def _tell(visitor: Visitor, user: Any | None, rights: Rights) -> None:
+    """A connection that breaks, or takes nothing, must not keep the others from being looked at."""
+    if visitor not in _open:
+        return
+    try:
+        async with asyncio.timeout(EVERY_S):
             await visitor.rechecked(user, rights)
+    except Exception as error:
+        log.warning("an open connection of user %s could not be told: %s", visitor.entry.user, type(error).__name__)
 
 
 def _users_now(entries: Sequence[Entry], user_for_token: Callable[[str], Any | None]) -> list[tuple[Any | None, Rights]]:

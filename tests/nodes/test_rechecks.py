@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -128,6 +130,33 @@ async def test_rounds_go_by_themselves_and_outlive_a_database_that_is_away(user,
     await sync_to_async(browser.logout)()
     assert (await there.receive_output(PATIENCE_S))["code"] == CLOSE_UNAUTHENTICATED
     assert failed
+
+
+class Odd:
+    """A connection that breaks when it is told, or takes nothing."""
+
+    def __init__(self, user: User, *, hangs: bool) -> None:
+        self.entry, self.hangs = rechecks.Entry(user=user.pk, session_key="x"), hangs
+
+    async def rechecked(self, user: Any, rights: Any) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        raise RuntimeError("closed already")
+
+
+async def test_one_that_breaks_or_takes_nothing_keeps_no_other_from_being_sent_away(user, browser, monkeypatch):
+    monkeypatch.setattr(rechecks, "EVERY_S", 0.05)
+    odd = [Odd(user, hangs=True), Odd(user, hangs=False)]
+    for one in odd:
+        rechecks.watch(one, user_for_token=token_authenticate)
+    try:
+        there = page(browser)
+        assert await there.connect() is None
+        await sync_to_async(browser.logout)()
+        assert (await there.receive_output(PATIENCE_S))["code"] == CLOSE_UNAUTHENTICATED
+    finally:
+        for one in odd:
+            rechecks.forget(one)
 
 
 async def test_a_round_costs_three_queries_however_many_are_open(user, browser, django_assert_max_num_queries):
