@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import datetime
 
-from django.db.models import Q
+from django.db import transaction
+from django.db.models import F, Q
 
 from jobs.lifecycle import SliceState
 from jobs.models import Slice
@@ -27,7 +28,7 @@ LEAST_S = 1.0
 
 
 def live_use_refresh(*, now: datetime) -> int:
-    """Returns how many quotas changed. Two queries and two statements."""
+    """Returns how many quotas changed. Two queries and a statement; where something changed a query and a statement more."""
     begin = calendar.month_begin(calendar.month_of(now))
     users: dict[int, float] = defaultdict(float)
     projects: dict[int, float] = defaultdict(float)
@@ -43,4 +44,10 @@ def live_use_refresh(*, now: datetime) -> int:
         found = users.get(user, 0.0) if user is not None else projects.get(project, 0.0)
         if abs(found - live) >= LEAST_S or (found == 0 and live):
             changed.append((pk, found))
-    return rows_update(Quota, changed, assign="live_gpu_s = v.column2")
+    if not changed:
+        return 0
+    with transaction.atomic():
+        # Locked before, in everybody's order: the statement itself takes rows in no certain one.
+        locked = Quota.objects.select_for_update().filter(pk__in=[pk for pk, _found in changed])
+        list(locked.order_by(F("project_id").asc(nulls_first=True), "user_id").values_list("pk"))
+        return rows_update(Quota, changed, assign="live_gpu_s = v.column2")

@@ -240,8 +240,11 @@ def secrets_check(texts: list[str], env: Mapping[str, str]) -> list[str]:
     if len(texts) > MAX_SECRETS:
         raise Unreadable("secrets_many", count=len(texts), limit=MAX_SECRETS)
     places: set[str] = set()
+    whose: dict[str, bool] = {}
     for text in sorted(set(texts)):
-        name, variable, _of_project = secret_split(text)
+        name, variable, of_project = secret_split(text)
+        if whose.setdefault(name, of_project) != of_project:  # values travel by their names
+            raise Unreadable("secret_twice", place=shorten(name))
         place = name if variable is None else f"${variable}"
         if variable is not None and (variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIX)):
             raise Unreadable("env_reserved", name=shorten(variable))

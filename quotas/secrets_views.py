@@ -59,7 +59,7 @@ def secret_list(request: HttpRequest) -> HttpResponse:
 @login_required
 def secret_remove(request: HttpRequest, name: str) -> HttpResponse:
     try:
-        text = request.POST.get("project", "")
+        text = request.POST.get("project", "").replace("\0", "")
         secret_delete(by=request.user, name=name, project=project_for(request.user, text) if text else None)
     except SecretRefused as error:
         messages.error(request, error.message)

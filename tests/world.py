@@ -25,7 +25,7 @@ from quotas.requests import request_make
 from quotas.sealing import seal
 from quotas.secrets import secret_set
 from quotas.tokens import jwt_create, token_create
-from tests.factories import attempt_make, node_header, node_make, project_make, user_make
+from tests.factories import alert_rules_ship, attempt_make, node_header, node_make, project_make, user_make
 
 SECRETS = (b"top secret output", b"hunter2")
 PEOPLE = ("owner", "mate", "viewer", "lead", "stranger", "staff", "disabled")
@@ -152,6 +152,7 @@ class World:
 
 def world_make(folder: Path) -> World:
     settings.LOG_DIR, settings.ARTIFACT_DIR = folder / "logs", folder / "artifacts"  # the caller's settings fixture puts them back
+    alert_rules_ship()  # a test that emptied the database took them along
     people = {name: user_make(f"{name}@lab.example", password="correct horse", is_staff=name == "staff") for name in PEOPLE}
     project = project_make("vision", members=(people["owner"], people["mate"], people["disabled"]))
     Membership.objects.create(project=project, user=people["lead"], role=Membership.Role.LEAD)

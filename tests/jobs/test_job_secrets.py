@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from agent.protocol import CommandResult, Observed
 from jobs import logs
-from jobs.job_secrets import ids_in_use
+from jobs.job_secrets import ids_in_use, values_for
 from jobs.models import Job, Rank
 from jobs.services.schedule import pass_run
 from jobs.services.upkeep import secrets_prune
@@ -80,6 +80,15 @@ def test_without_the_key_the_rank_is_ordered_without_values_and_other_ranks_go_o
     placed(agent)
     (tmp_path / "secrets-key").unlink()
     assert "secrets" not in order_of(agent.sync())
+
+
+def test_one_value_that_can_not_be_opened_keeps_no_other_from_its_rank(agent: AgentClient) -> None:
+    owner = Lab().user()
+    bad, _ = secret_set(by=owner, name="bad", value=VALUE)
+    good, _ = secret_set(by=owner, name="good", value=VALUE)
+    Secret.objects.filter(pk=bad.pk).update(sealed="of a key that is lost")
+    specs = {n: {"secrets": [{"name": one.name, "env": None, "id": one.pk}]} for n, one in enumerate((bad, good))}
+    assert values_for(specs) == {0: {}, 1: {"good": VALUE}}
 
 
 def test_output_is_masked_as_it_comes_in_over_the_border_of_two_chunks(agent: AgentClient) -> None:

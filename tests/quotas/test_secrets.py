@@ -342,6 +342,7 @@ def test_a_job_names_secrets_and_one_that_is_nobodys_is_refused(key):
     assert job["secrets"] == ["hf", "hf=HF_TOKEN"]
     for wrong, code in (
         (["nope"], "nope"),
+        (["hf", "project/hf=HF_TOKEN"], "hf would have two values"),
         (["hf=CUDA_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES"),
         (["hf=NEBULA_X"], "NEBULA_X"),
         (["a b"], "a b"),
