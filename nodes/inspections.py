@@ -44,7 +44,7 @@ Finding = dict[str, Any]
 
 
 def inspections_due(*, now: datetime) -> int:
-    """Begin the inspections that are due; returns how many. Without any one query, or two when old ones are thrown away."""
+    """Begin the inspections that are due; returns how many. Without any one query."""
     recent = Inspection.objects.filter(node=OuterRef("pk"), at__gt=now - EVERY)
     due = Node.objects.exclude(state__in=(NodeState.RETIRED, NodeState.ENROLLING)).filter(~Exists(recent)).order_by("pk")[:AT_ONCE]
     count = 0
@@ -52,7 +52,10 @@ def inspections_due(*, now: datetime) -> int:
         inspection_begin(node=node, now=now)
         count += 1
     if count:
-        Inspection.objects.filter(at__lt=now - KEPT).delete()
+        old = Inspection.objects.filter(at__lt=now - KEPT)
+        commands = [pk for pk in old.values_list("command_id", flat=True) if pk is not None]
+        old.delete()
+        AgentCommand.objects.filter(pk__in=commands).delete()  # the doctor's whole answer: one a node and day
     return count
 
 

@@ -39,6 +39,7 @@ from quotas.models import User
 from quotas.notify import notify, staff
 from quotas.quota_notices import limits_tell
 from quotas.secrets import secrets_purge
+from quotas.sessions import sessions_prune
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def upkeep_run(*, now: datetime) -> None:
         predictions_refresh(now=now)
     alerts_prune(now=now)
     notices_prune(now=now)
+    sessions_prune(now=now)
     for step in (live_use_refresh, limits_tell, storage_meter, efficiency_measure, leases_look):
         try:
             step(now=now)

@@ -89,10 +89,12 @@ def test_silence_is_what_is_found_of_a_silent_node_and_its_agent_is_not_asked() 
 def test_each_node_is_due_once_a_day_and_old_reports_go() -> None:
     one, two = node_old("n1"), node_old("n2")
     Node.objects.create(name="n3", state="RETIRED")
-    Inspection.objects.create(node=one, at=NOW - timedelta(days=31))
+    asked = [AgentCommand.objects.create(node=one, verb=verb, expires_at=NOW) for verb in ("doctor", "reset")]
+    Inspection.objects.create(node=one, at=NOW - timedelta(days=31), command=asked[0])
     Inspection.objects.create(node=two, at=NOW - timedelta(hours=23))
     assert inspections_due(now=NOW) == 1
     assert list(Inspection.objects.order_by("at").values_list("node__name", flat=True)) == ["n2", "n1"]
+    assert AgentCommand.objects.exclude(pk__gt=asked[1].pk).get() == asked[1]  # the doctor's answer went with its report
     assert inspections_due(now=NOW + timedelta(minutes=5)) == 0
     assert inspections_due(now=NOW + timedelta(hours=2)) == 1
 

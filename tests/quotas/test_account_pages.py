@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 
 import pytest
 from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_hotp_counters_from_time
 from allauth.usersessions.models import UserSession
 from django.conf import settings as django_settings
+from django.contrib.sessions.models import Session
 from django.test import Client
+from django.utils import timezone
 
 from quotas.models import ApiToken, Membership, Project, User
+from quotas.sessions import sessions_prune
 from quotas.tokens import credential_open, token_create
 from tests.factories import project_make, user_make
 from tests.rest import no_redis  # noqa: F401
@@ -131,6 +135,15 @@ def test_other_sessions_are_ended(lin: User) -> None:
     here.post("/accounts/sessions/")
     assert there.get("/jobs/").status_code == 302
     assert here.get("/jobs/").status_code == 200
+
+
+def test_sessions_that_are_over_go_with_all_that_is_known_of_them(lin: User) -> None:
+    over, live = (by_password().session.session_key for _ in range(2))
+    now = timezone.now()
+    Session.objects.filter(pk=over).update(expire_date=now - timedelta(seconds=1))
+    assert (sessions_prune(now=now), sessions_prune(now=now)) == (1, 0)
+    assert Session.objects.get().pk == live
+    assert UserSession.objects.get().session_key == live
 
 
 # --- who is switched off ------------------------------------------------------------------------------------------------------
