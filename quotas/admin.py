@@ -128,7 +128,7 @@ class CapsField(CharField):
 
 class QuotaForm(ModelForm):  # type: ignore[type-arg]
     model_caps = CapsField(
-        label=_("cards of a model held at once"),
+        label=_("Cards of a model held at once"),
         required=False,
         help_text=_("Such as a100:2, h100:1. Models without an entry have no limit of their own."),
     )
@@ -145,7 +145,7 @@ class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
     list_select_related = ("user", "project")
     search_fields = ("user__email", "project__name")
     autocomplete_fields = ("user", "project")
-    readonly_fields = ("granted", "period_start", "used_gpu_s", "live_gpu_s", "active_jobs", "held_cards", "updated_at")
+    readonly_fields = ("granted", "period_start", "used_hours", "active_jobs", "held_cards", "updated_at")
 
     @admin.display(description=_("granted on top"))
     def granted(self, quota: Quota) -> str:

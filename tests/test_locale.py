@@ -7,12 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+from django.contrib import admin
+from django.utils import translation
+from django.utils.functional import Promise
 
 from tests.po import CONTEXT, LOCALE, PLURAL, ROOT, mo_bytes, po_read
 
 CATALOGUES = sorted(LOCALE.rglob("*.po"))
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "pgettext"}
-#: Where sentences for people come from. Names of models and fields in the admin are not among them.
+#: Where sentences for people come from. Names of models and fields in the admin have a test of their own.
 SOURCES = [
     *sorted((ROOT / "jobs" / "wording").glob("*.py")),
     *(ROOT / name for name in ("jobs/refusals.py", "jobs/api.py", "jobs/output_api.py", "jobs/parameters.py")),
@@ -62,6 +65,20 @@ def chinese() -> dict[str, str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_each_sentence_for_people_is_translated(path: Path, chinese: dict[str, str]) -> None:
     assert {words for words in words_of(path) if not chinese.get(words)} == set()
+
+
+def test_the_administration_has_names_for_all_that_it_shows(chinese: dict[str, str]) -> None:
+    missing = set()
+    for model in admin.site._registry:
+        meta = model._meta
+        if meta.app_label not in {"jobs", "nodes", "quotas"}:
+            continue
+        names = [meta.verbose_name, meta.verbose_name_plural] if isinstance(meta.verbose_name, Promise) else []
+        names += [field.verbose_name for field in meta.fields] + [field.help_text for field in meta.fields]
+        with translation.override("zh-hans"):
+            missing |= {str(name) for name in names if isinstance(name, Promise) and str(name) not in chinese.values()}
+    # Django's own words come from its own catalogue.
+    assert {name for name in missing if name.isascii()} == set()
 
 
 def test_a_translation_has_no_number_that_its_source_lacks(chinese: dict[str, str]) -> None:

@@ -238,7 +238,7 @@ class SimulatedBackend:
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 100_000:
             raise ValueError("count is a whole number from 1 to 100000.")
         whose = {"rank": str(order["rank"])[:60]} if order.get("rank") else {}
-        text = f"NVRM: Xid (PCI:drill): {xid}, a drill, {count} times"
+        text = f"NVRM: Xid (PCI:drill): {xid}, a drill, {'once' if count == 1 else f'{count} times'}"
         event = HardwareEvent(kind="xid", gpu=str(uuid), data={"xid": xid, "drill": True, "text": text, **whose}, at=time.time())
         self._drills += [event] * count
         around = [
@@ -247,7 +247,7 @@ class SimulatedBackend:
             f"NVRM: Xid (PCI:drill): {xid}, this is a drill on a simulated card: nothing is broken",
         ]
         self._drills.append(HardwareEvent(kind="kernel_log", gpu=str(uuid), data={"lines": around, "drill": True}, at=time.time()))
-        return f"XID {xid} was thrown {count} times."
+        return f"XID {xid} was thrown {'once' if count == 1 else f'{count} times'}."
 
     def selftest(self, uuid: str, *, mib: int, heat_s: float) -> dict[str, Any]:
         """The report of agent/selftest.py, without the waiting: passed, unless a drill says otherwise or the card does not answer."""

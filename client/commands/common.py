@@ -109,7 +109,9 @@ def print_json(data: Any, *, is_line: bool = False) -> None:
 
 
 def columns() -> int:
-    """Width of the terminal; 80 where there is none."""
+    """Width of the terminal. What goes into a pipe or a file is not cut, unless ``COLUMNS`` says how wide it may be."""
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal():
+        return sys.maxsize
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 

@@ -131,7 +131,9 @@ def quota_sentence(p: Params) -> str:
     if what == "gpu_hours":
         return _("%(used)s of %(limit)s GPU-hours are used; the counter resets at %(resets)s. Ask for more under Quota.") % values
     if what in {"active_jobs", "max_active_jobs"}:
-        return _("%(used)s of %(limit)s jobs that may be active at once are in use; one more can be submitted when one ends.") % values
+        return (
+            _("%(used)s of %(limit)s jobs that may be active at once are in use. Another can be submitted when fewer are active.") % values
+        )
     if what in {"cards", "held_cards", "max_cards"}:
         return _("%(used)s of %(limit)s GPUs that may be held at once are in use.") % values
     if what == "model_cards":

@@ -119,6 +119,20 @@ def clock(at: datetime | None) -> SafeString | str:
 
 
 @register.simple_tag
+def exact_clock(at: datetime) -> SafeString:
+    """With seconds, where several lines share a minute: ``13:18:04`` of today."""
+    local = timezone.localtime(at)
+    today = local.date() == timezone.localtime().date()
+    return _time(at, f"{local:%H:%M:%S}" if today else formats.clock_text(at))
+
+
+@register.simple_tag
+def stamp(at: datetime) -> SafeString:
+    """Date and time to the second, for records: ``2026-07-14 13:18:04``."""
+    return _time(at, f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}")
+
+
+@register.simple_tag
 def elapsed(since: datetime | None, until: datetime | None = None) -> SafeString | str:
     """From ``since`` to ``until``; without an end it goes on to count."""
     if since is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from quotas.caps import caps_sum
@@ -55,7 +56,7 @@ class Quota(models.Model):
         )
 
     def __str__(self) -> str:
-        return f"quota of {self.user or self.project}"
+        return gettext("quota of %(owner)s") % {"owner": self.user or self.project}
 
     @property
     def spent_gpu_s(self) -> float:

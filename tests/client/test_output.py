@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client import output
+from client.commands.common import columns
 
 
 @pytest.fixture
@@ -108,3 +109,14 @@ def test_times_are_in_the_readers_zone() -> None:
 )
 def test_models_are_shortened_to_what_tells_them_apart(model: str, short: str) -> None:
     assert output.model_short(model) == short
+
+
+def test_only_a_terminal_cuts_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    rows = [[1, "llama3-70b-qlora-of-the-second-week", "Needs 72 GiB on one GPU; all that are large enough are in use."]]
+    whole = output.table(["ID", "NAME", "NOTE"], rows, width=columns(), shrink=(1, 2))  # captured output is no terminal
+    assert rows[0][1] in whole
+    assert rows[0][2] in whole
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = output.table(["ID", "NAME", "NOTE"], rows, width=columns(), shrink=(1, 2))
+    assert max(map(len, narrow.splitlines())) <= 60

@@ -60,7 +60,7 @@ def test_a_stranger_sees_an_empty_page_and_an_owner_only_what_is_his(staff: User
     assert "acknowledge" not in text
     assert page(ada).get(f"/alerts/{mine.pk}/").status_code == 200
     assert page(ada).get(f"/alerts/{other.pk}/").status_code == 404
-    assert "Nothing is wrong." in page(user_make()).get("/alerts/").content.decode()
+    assert "No alert is open." in page(user_make()).get("/alerts/").content.decode()
 
 
 def test_users_text_is_data(staff: User) -> None:

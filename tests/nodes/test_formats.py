@@ -163,3 +163,10 @@ def test_no_frame_is_made_while_redis_is_away(no_redis: None, published: list[An
     with django_assert_num_queries(0):
         assert not ticker.tick(ticker._Last())
     assert published == []
+
+
+def test_a_record_has_its_time_to_the_second() -> None:
+    at = datetime(2026, 7, 14, 13, 18, 4, tzinfo=UTC)
+    with timezone.override("Asia/Shanghai"):
+        assert ">2026-07-14 21:18:04</time>" in nebula.stamp(at)
+        assert "21:18:04 CST" in nebula.stamp(at)
