@@ -24,7 +24,7 @@ SAYS = {
     "score_low": gettext_lazy("Its health score is %(score)s of 100."),
     "hot": gettext_lazy("It was up to %(temp_c)s °C warm."),
     "throttled": gettext_lazy("It was slowed down for %(pct)s%% of the time."),
-    "xids": gettext_lazy("The driver reported XID %(xid)s %(times)s times. %(title)s"),
+    "xids": gettext_lazy("The driver reported XID %(xid)s, %(times)s ×. %(title)s"),
     "cards_well": gettext_lazy("%(count)s cards without findings."),
     "doctor_silent": gettext_lazy("The agent's own look at the machine gave no report: %(text)s"),
 }
@@ -41,6 +41,8 @@ def finding_said(finding: Mapping[str, Any]) -> tuple[str, str]:
     text = SAYS.get(str(finding.get("code")))
     if text is None:
         return str(finding.get("code")), ""
+    if params.get("hours") == 0:
+        params["hours"] = "<1"
     if "free_mib" in params:
         params["free"] = gib(params["free_mib"])
     if finding["code"] == "card_state":

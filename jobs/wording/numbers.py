@@ -45,9 +45,11 @@ def duration(seconds: int | float | None) -> str:
 
 
 def moment(text: str | None) -> str:
-    """An ISO time with its zone, cut to minutes: ``2026-08-01 00:00 +08:00``."""
+    """An ISO time with its zone, cut to minutes: ``2026-08-01 00:00 +08:00``, or ``… UTC``."""
     at = parse_datetime(text) if text else None
-    return at.strftime("%Y-%m-%d %H:%M %:z") if at is not None and at.tzinfo else (text or _("never"))
+    if at is None or at.tzinfo is None:
+        return text or _("never")
+    return f"{at:%Y-%m-%d %H:%M} " + (at.isoformat()[-6:] if at.utcoffset() else "UTC")
 
 
 def place(p: Params) -> str:

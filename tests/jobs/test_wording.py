@@ -66,6 +66,12 @@ def test_the_example_sentence() -> None:
     assert wording.reason_text("gpu_memory", params) == "Needs 40 GiB on one GPU; the largest free slice is 24 GiB (node03)."
 
 
+def test_a_limit_says_when_it_starts_anew_and_in_which_zone() -> None:
+    params = {"what": "gpu_hours", "used": 5, "limit": 4}
+    assert "resets at 2026-08-01 00:00 +08:00." in wording.quota_sentence(params | {"resets_at": "2026-08-01T00:00:00+08:00"})
+    assert "resets at 2026-08-01 00:00 UTC." in wording.quota_sentence(params | {"resets_at": "2026-08-01T00:00:00Z"})
+
+
 def test_with_nothing_free_no_size_is_told() -> None:
     params = {"needed_mib": 73_728, "count": 1, "largest_free_mib": 0, "node": "node04", "gpu": 0, "cards": 2}
     assert wording.reason_text("gpu_memory", params) == "Needs 72 GiB on one GPU; all that are large enough are in use."

@@ -72,7 +72,7 @@ def test_what_happened_in_the_last_day_is_found_the_gravest_first() -> None:
     assert said["cordoned"].startswith("It takes no new work: The NVIDIA driver and its library differ")
     assert said["samples_missing"] == "Only 49% of the day's figures came in."
     assert said["hot"] == "It was up to 91 °C warm."
-    assert said["xids"] == "The driver reported XID 31 4 times. (GPU memory page fault)"  # those of the day before are not counted
+    assert said["xids"] == "The driver reported XID 31, 4 ×. (GPU memory page fault)"  # those of the day before are not counted
     with translation.override("zh-hans"):
         assert "91 °C" in finding_said(next(f for f in node_findings(node, now=NOW) if f["code"] == "hot"))[0]
 

@@ -17,6 +17,7 @@ from quotas.models import ApiToken, Membership, Project, User
 from quotas.sessions import sessions_prune
 from quotas.tokens import credential_open, token_create
 from tests.factories import project_make, user_make
+from tests.po import ROOT
 from tests.rest import no_redis  # noqa: F401
 
 pytestmark = pytest.mark.django_db
@@ -113,6 +114,8 @@ def test_a_second_factor_is_set_up_and_asked_for_at_the_next_sign_in(lin: User) 
     assert page.get("/accounts/2fa/totp/activate/")["Location"].startswith("/accounts/reauthenticate/")  # who left the desk is not enough
     page.post("/accounts/reauthenticate/", {"password": PASSWORD})
     shown = page.get("/accounts/2fa/totp/activate/").content.decode()
+    styles = "".join((ROOT / "static" / "css" / f"{name}.css").read_text() for name in re.findall(r"css/([a-z]+)[.\w]*\.css", shown))
+    assert "img.qr{background:#fff" in styles  # black on black is for no camera
     secret = re.search(r'value="([A-Z2-7]{32})"', shown)[1]
     code = format_hotp_value(hotp_value(secret, next(iter(yield_hotp_counters_from_time()))))
     assert page.post("/accounts/2fa/totp/activate/", {"code": code}).status_code == 302
