@@ -413,7 +413,7 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
         "JobStateEnum": "jobs.models.STATE_CHOICES",
         "NodeStateEnum": "nodes.models.NodeState",
         "GpuStateEnum": "nodes.models.GpuState",
-        "CommandStateEnum": "nodes.models.AgentCommand.State",
+        "CommandStateEnum": "nodes.models.COMMAND_STATES",
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",

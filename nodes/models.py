@@ -259,3 +259,7 @@ class AgentCommand(models.Model):
 
     def __str__(self) -> str:
         return f"{self.verb} on {self.node_id}"
+
+
+#: As REST tells them (the name of this set in the OpenAPI document: settings.py).
+COMMAND_STATES = AgentCommand.State.values
