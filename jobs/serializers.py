@@ -221,10 +221,10 @@ class SubmitRequest(InputSerializer):
     def job_request(self, user: User) -> JobRequest:
         """Call after ``is_valid``. A query for the project, one for secrets. Raises ValidationError (project, priority, queue, qos)."""
         data: dict[str, Any] = self.validated_data
-        if data["priority"] > 0 and not user.is_staff:
+        if data["priority"] > 0 and not user.acts_as_staff:
             raise _refuse("priority", "priority_staff")
         policy = policy_current()
-        for field, check in (("queue", needs.queue_check), ("qos", partial(needs.qos_check, is_staff=user.is_staff))):
+        for field, check in (("queue", needs.queue_check), ("qos", partial(needs.qos_check, is_staff=user.acts_as_staff))):
             try:
                 check(data[field], policy)
             except parsing.Unreadable as error:

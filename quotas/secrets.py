@@ -176,12 +176,16 @@ def project_for(user: User, name: str) -> Project:
 
 
 def secrets_of(user: User) -> QuerySet[Secret]:
-    """The live secrets that a user may use in jobs: his own and those of projects that he may submit to. Names only are to be shown."""
+    """The live secrets that a user may use in jobs: his own and those of projects that he may submit to; by a project's token that
+    project's alone. Names only are to be shown."""
     mine = Q(user=user) | Q(
         project__is_active=True,
         project__memberships__in=Membership.objects.filter(user=user, role__in=(Membership.Role.LEAD, Membership.Role.USER)),
     )
-    return Secret.objects.filter(mine, replaced_at__isnull=True).select_related("project", "created_by").order_by("name", "pk")
+    secrets = Secret.objects.filter(mine, replaced_at__isnull=True)
+    if user.confined_to is not None:
+        secrets = secrets.filter(project_id=user.confined_to)
+    return secrets.select_related("project", "created_by").order_by("name", "pk")
 
 
 def secret_set(*, by: User, name: str, value: str, project: Project | None = None, now: datetime | None = None) -> tuple[Secret, bool]:

@@ -53,6 +53,11 @@ class User(AbstractUser):
     #: Set where a project's token brought the user in: the id of that project, and nothing else is his then. No column.
     confined_to: int | None = None
 
+    @property
+    def acts_as_staff(self) -> bool:
+        """Whether staff rights count: not by a project's token, which others may hold, whoever made it."""
+        return self.is_staff and self.confined_to is None
+
     class Meta(AbstractUser.Meta):  # type: ignore[name-defined,misc]
         verbose_name = _("user")
         verbose_name_plural = _("users")

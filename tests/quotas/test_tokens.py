@@ -15,6 +15,7 @@ from django.utils import timezone
 from quotas.errors import BadValue
 from quotas.grants import Grant
 from quotas.models import Membership, User
+from quotas.secrets import secret_set
 from quotas.tokens import JWT_MOST_S, _jwt_key, credential_open, jwt_create, token_create, token_revoke
 from tests.factories import project_make, user_make
 from tests.rest import Api, no_redis  # noqa: F401
@@ -198,6 +199,19 @@ def test_a_projects_token_ends_with_its_makers_place(lin: User) -> None:
     assert (api.get("/jobs/")[0], me(short)) == (401, 401)
     Membership.objects.filter(project=project).delete()
     assert (api.get("/jobs/")[0], me(short)) == (401, 401)
+
+
+def test_a_projects_token_of_an_admin_has_no_admins_rights_and_shows_nothing_of_his_own(lin: User) -> None:
+    boss = user_make("boss@lab.example", is_staff=True)
+    project = project_make("vision", members=(lin, boss))
+    secret_set(by=boss, name="mine", value="canary of boss")
+    secret_set(by=boss, name="ours", value="canary of vision", project=project)
+    secret = token_create(user=boss, name="ci", project=project, scopes=["read", "submit"])[1]
+    api, whole = Api(None, Authorization=f"Bearer {secret}"), Api(boss)
+    body = {"argv": ["true"], "gpu_count": 0, "priority": 1}
+    assert [one.post("/jobs/submit", body)[0] for one in (api, whole)] == [400, 201]
+    names = [[row["name"] for row in one.get("/secrets/")[1]["results"]] for one in (api, whole)]
+    assert names == [["ours"], ["mine", "ours"]]
 
 
 def test_nothing_that_ends_leaves_a_token_behind_that_does_not(lin: User) -> None:
