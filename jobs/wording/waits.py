@@ -271,7 +271,9 @@ REASONS: dict[str, Sentence] = {
     "held": _held,
     "quota_exceeded": quota_sentence,
     "cards_exceeded": lambda p: (
-        _("Needs %(needed)d GPUs; the quota has room for %(room)d more now.") % {"needed": p["needed"], "room": p["room"]}
+        _("Needs 1 GPU; the quota has room for no more now.")
+        if (p["needed"], p["room"]) == (1, 0)
+        else _("Needs %(needed)d GPUs; the quota has room for %(room)d more now.") % {"needed": p["needed"], "room": p["room"]}
     ),
     "model_cards_exceeded": lambda p: (
         _("Needs %(needed)d cards of %(model)s; of %(limit)d that the quota allows at once, %(room)d are free.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from django.db import models
 from django.db.models import Q
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from quotas.caps import caps_sum
@@ -56,7 +55,7 @@ class Quota(models.Model):
         )
 
     def __str__(self) -> str:
-        return gettext("quota of %(owner)s") % {"owner": self.user or self.project}
+        return str(self.user or self.project)
 
     @property
     def spent_gpu_s(self) -> float:
