@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import smtplib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
-from django.db.models import F
+from django.db.models import Case, F, When
+from django.db.models.functions import Coalesce
 from django.utils import timezone, translation
 from django.utils.translation import gettext
 
@@ -35,6 +37,8 @@ REST_MOST = 3
 LEASE_S = 120
 #: A tick begins nothing new after so long: it has one of the worker's few threads.
 BUDGET_S = 20.0
+#: Of that the webhooks of one person get so much before they wait.
+SHARE_S = 5.0
 BATCH = 100
 KEEP = timedelta(days=90)
 PRUNE_ROWS = 1000
@@ -43,17 +47,19 @@ Post = Callable[[str, bytes, Mapping[str, str]], Answer]
 
 
 def deliveries_send(*, now: datetime | None = None, post: Post = webhook_post, clock: Callable[[], float] = time.monotonic) -> int:
-    """Send what is due, oldest first; returns how many arrived. Nothing due: one SELECT. ``now`` is given by tests; without it, the time
+    """Send what is due: mail, then webhooks that work, then those that have failed, each oldest first, so that receivers that are away
+    keep nobody else's waiting; returns how many arrived. Nothing due: one SELECT. ``now`` is given by tests; without it, the time
     of each delivery is its own."""
     started, at = clock(), now or timezone.now()
     due = list(
         NoticeDelivery.objects.filter(state=State.WAITING, next_at__lte=at)
         .select_related("notice__user", "channel")
-        .order_by("next_at", "pk")[:BATCH]
+        .annotate(is_hook=Case(When(channel__kind=NoticeChannel.Kind.WEBHOOK, then=1), default=0))
+        .order_by("is_hook", Coalesce("channel__failures", 0), "next_at", "pk")[:BATCH]
     )
     if not due:
         return 0
-    sent, resting = 0, set[tuple[str, int | None]]()
+    sent, resting, spent = 0, set[tuple[str, int | None]](), defaultdict[int | None, float](float)
     mail = _Mail()
     try:
         for delivery in due:
@@ -61,15 +67,18 @@ def deliveries_send(*, now: datetime | None = None, post: Post = webhook_post, c
                 break
             channel = delivery.channel
             way = ("mail", None) if channel is None or channel.kind == NoticeChannel.Kind.EMAIL else ("hook", channel.pk)
-            if way in resting:
+            if way in resting or (channel is not None and way[0] == "hook" and spent[channel.user_id] >= SHARE_S):
                 # Its receiver did not answer a moment ago: the others wait without a try being counted, the longer the more often it
-                # has failed. One that is gone for good must not take the sender's time from the others.
+                # has failed. One that is gone for good, or one person's many slow ones, must not take the sender's time from the others.
                 failures = min(channel.failures if channel is not None else 1, REST_MOST)
                 NoticeDelivery.objects.filter(pk=delivery.pk, state=State.WAITING).update(
                     next_at=at + timedelta(seconds=BACKOFF_S[failures])
                 )
                 continue
+            begun = clock()
             state = delivery_try(delivery, mail=mail, post=post, now=now)
+            if channel is not None:
+                spent[channel.user_id] += clock() - begun
             sent += state == State.SENT
             if state == State.WAITING:
                 resting.add(way)

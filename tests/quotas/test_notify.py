@@ -380,13 +380,41 @@ def test_a_receiver_that_is_gone_for_good_is_tried_less_and_less_often() -> None
 
 
 @pytest.mark.django_db
+def test_receivers_that_are_slow_or_away_keep_no_mail_and_nobody_elses_message_waiting(mail_server: None) -> None:
+    ada, bob = user_make(), user_make("bob@lab.example")
+    slow = [hook_make(ada, "node", failures=n, url_sealed=seal(f"https://slow{n}.example.org/a")) for n in (3, 0, 0, 0)]
+    NoticeChannel.objects.create(user=ada, kind="email", events=[])
+    notify("meal", [ada], {"what": "soup"}, at=NOW - timedelta(minutes=5))
+    notify("meal", [bob], {"what": "soup"}, at=NOW)  # by mail
+    hook_make(bob, "node", url_sealed=seal("https://quick.example.org/b"))
+    notify("meal", [bob], {"what": "cake"}, at=NOW)
+    time, order = [0.0], []
+
+    def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        order.append(urlsplit(url).hostname)
+        time[0] += 6 if "slow" in url else 0
+        return Answer(status=200, body=b"ok")
+
+    assert deliveries_send(now=NOW, post=post, clock=lambda: time[0]) == 4
+    assert [message.to for message in mail.outbox] == [["bob@lab.example"]] * 2
+    assert order == ["slow0.example.org", "quick.example.org"]
+    later = NoticeDelivery.objects.filter(channel__in=slow, state="WAITING", next_at__gt=NOW, tries=0)
+    assert later.count() == 3
+
+
+@pytest.mark.django_db
 def test_a_tick_ends_when_its_time_is_up() -> None:
-    ada = user_make()
-    hook_make(ada, "node")
-    for n in range(4):
-        notify("meal", [ada], {"what": n}, at=NOW)
-    times = iter([0.0, 1.0, 15.0, 25.0])
-    assert deliveries_send(now=NOW, post=Post(), clock=lambda: next(times)) == 2
+    users, passed = [user_make() for _ in range(4)], [0.0]
+    for user in users:
+        hook_make(user, "node")
+    notify("meal", users, {"what": "soup"}, at=NOW)
+
+    def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        passed[0] += 12
+        return Answer(status=200, body=b"ok")
+
+    assert deliveries_send(now=NOW, post=post, clock=lambda: passed[0]) == 2
+    assert NoticeDelivery.objects.filter(state="WAITING", next_at=NOW).count() == 2
 
 
 @pytest.mark.django_db
