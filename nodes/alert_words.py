@@ -52,9 +52,12 @@ def alert_sentence(metric: str, value: float | None, params: Mapping[str, Any]) 
     known = METRICS.get(metric)
     if known is None:
         return metric
+    shown, limit = figure_text(metric, value), figure_text(metric, params.get("limit"))
+    if known.unit == "%" and value is not None and shown == limit:  # "90% is used (limit 90%)" would read as a mistake
+        shown = f"{number(value, 1)}%"
     words = {
-        "value": figure_text(metric, value),
-        "limit": figure_text(metric, params.get("limit")),
+        "value": shown,
+        "limit": limit,
         "for": duration(params.get("for_s") or 0),
     }
     return fill(str(known.sentence), {**params, **words})

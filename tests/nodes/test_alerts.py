@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from agent.protocol import GpuHealth, GpuStatus, HostStatus
 from nodes import telemetry
-from nodes.alert_words import row_sentence, row_title, rule_text
+from nodes.alert_words import alert_sentence, row_sentence, row_title, rule_text
 from nodes.alerts import (
     TRACK_KEY,
     alert_acknowledge,
@@ -412,3 +412,9 @@ def test_old_alerts_go(lab: Lab) -> None:
     lab.look(for_s=60)
     assert alerts_prune(now=lab.at() + timedelta(days=89)) == 0
     assert alerts_prune(now=lab.at() + timedelta(days=91)) == 1
+
+
+def test_a_figure_just_past_its_limit_does_not_read_as_the_limit() -> None:
+    params = {"limit": 90.0, "for_s": 300, "place": "node01 gpu0"}
+    assert alert_sentence("memory_pct", 90.4, params).startswith("90.4% of the memory of node01 gpu0 is used (limit 90%")
+    assert alert_sentence("memory_pct", 93.2, params).startswith("93% of the memory")

@@ -330,7 +330,7 @@ class Command(BaseCommand):
         return [
             "",
             f"NebulaGrid is ready: {settings.BASE_URL}",
-            f"  sign in:  {settings.BASE_URL}/admin/ as {ADMIN_EMAIL}, {password_note}",
+            f"  sign in:  {settings.BASE_URL}/ as {ADMIN_EMAIL}, {password_note}",
             "  try, in another terminal:",
             f"    export NEBULA_CONFIG={_shown(profile)}",
             f"    {bin_dir}/nebula-ctl status",
