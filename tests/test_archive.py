@@ -167,7 +167,8 @@ def test_rows_come_back_as_they_were_on_either_database(tmp_path: Path) -> None:
                 cursor.execute(f"DROP TRIGGER {name}")
         else:
             triggers = []
-            cursor.execute("TRUNCATE quotas_ledgerentry CASCADE")
+            # TRUNCATE passes by the triggers that let nobody delete.
+            cursor.execute("TRUNCATE quotas_ledgerentry, quotas_auditentry CASCADE")
     assert rows_load(dump) == counted
     with connection.cursor() as cursor:
         for _, sql in triggers:

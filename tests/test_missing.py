@@ -49,7 +49,7 @@ def test_anothers_job_and_none_at_all_read_alike() -> None:
         ("/nodes/node99/", "There is no node node99.", "没有节点 node99"),
         ("/nodes/node01/gpu9/", "There is no card gpu9 on this node.", "没有卡 gpu9"),
         ("/incidents/77/", "There is no incident 77.", "没有事件 77"),
-        ("/jobs/4711/", "There is no job 4711 that you may see.", "没有您可查看的任务 4711"),
+        ("/jobs/4711/", "There is no job 4711 that you may see.", "没有你可查看的任务 4711"),
         ("/nowhere/", "There is nothing at this address.", ""),
     ],
 )
