@@ -145,7 +145,14 @@ def runner(tmp_path: Path, door: Door, token: str) -> Runner:
     return Runner(tmp_path, door=door, token=token)
 
 
-@pytest.mark.parametrize(("example", "file"), [(gitlab, "report.json"), (github, "report.json"), (jenkins, "files/report.json")])
+@pytest.mark.parametrize(
+    ("example", "file"),
+    [
+        (gitlab, "report.json"),
+        pytest.param(github, "report.json", marks=pytest.mark.soak),
+        pytest.param(jenkins, "files/report.json", marks=pytest.mark.soak),
+    ],
+)
 def test_an_example_gets_through_a_429_and_a_restart_in_mid_wait(
     grid: Grid, client: NebulaClient, door: Door, token: str, runner: Runner, example: Callable[[], str], file: str
 ) -> None:

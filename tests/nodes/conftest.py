@@ -14,7 +14,8 @@ def live_redis(redis_url: str, settings, monkeypatch) -> Iterator[redis.Redis]:
     """An empty Redis that telemetry talks to; a client to look into it."""
     settings.LIVE_REDIS_URL = f"{redis_url}?db=1"
     monkeypatch.setattr(telemetry, "_rest_until", 0.0)
-    for name, value in {"CONNECT_S": PATIENCE_S, "ANSWER_S": PATIENCE_S, "_client_of": None}.items():
+    # The client and whose it is together: else the tests after this one would talk to this Redis under another's address.
+    for name, value in {"CONNECT_S": PATIENCE_S, "ANSWER_S": PATIENCE_S, "_client": None, "_client_of": None}.items():
         monkeypatch.setattr(telemetry, name, value)
     client = redis.Redis.from_url(settings.LIVE_REDIS_URL, decode_responses=True)
     client.flushdb()
