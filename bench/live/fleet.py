@@ -248,8 +248,9 @@ async def drive(plane: Plane, *, nodes: int, gpus: int, seconds: float, interval
         for place, agent in enumerate(agents)
     ]
     try:
-        known = await asyncio.to_thread(plane.standing)
         await asyncio.sleep(max(0.0, counts_from - time.perf_counter()))
+        # Not before: who joined first was silent, and rightly called so, while hundreds of others joined.
+        known = await asyncio.to_thread(plane.standing)
         before, seen.refused = plane.watched(), {}
         await asyncio.sleep(max(0.0, until - time.perf_counter()))
         after, spent = plane.watched(), time.perf_counter() - counts_from
