@@ -9,35 +9,13 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.admin import ModelAdmin
 
 from nodes import (
     alert_admin,  # noqa: F401 - registers what it has
     services,
 )
 from nodes.models import AgentCommand, CardCare, EnrolToken, Gpu, GpuLink, HealthEvent, Incident, IncidentEntry, Inspection, Node, XidPolicy
-
-
-class ReadOnlyAdmin(ModelAdmin):  # type: ignore[misc]
-    """For staff to look at. A twin of quotas.admin.ReadOnlyAdmin: this room does not import that one."""
-
-    list_per_page = 50
-    show_full_result_count = False
-
-    def has_module_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return bool(request.user.is_active and request.user.is_staff)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+from quotas.readonly_admin import ReadOnlyAdmin
 
 
 @admin.register(Node)

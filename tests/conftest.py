@@ -127,6 +127,25 @@ def redis_url() -> Iterator[str]:
         pytest.skip(f"redis lane: {error}")
 
 
+@pytest.fixture
+def live_redis(redis_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An empty Redis that telemetry talks to; a client to look into it."""
+    import redis
+
+    from nodes import telemetry
+    from tests.waiting import PATIENCE_S
+
+    settings.LIVE_REDIS_URL = f"{redis_url}?db=1"
+    monkeypatch.setattr(telemetry, "_rest_until", 0.0)
+    # The client and whose it is together: else the tests after this one would talk to this Redis under another's address.
+    for name, value in {"CONNECT_S": PATIENCE_S, "ANSWER_S": PATIENCE_S, "_client": None, "_client_of": None}.items():
+        monkeypatch.setattr(telemetry, name, value)
+    client = redis.Redis.from_url(settings.LIVE_REDIS_URL, decode_responses=True)
+    client.flushdb()
+    yield client
+    client.close()
+
+
 @pytest.fixture(autouse=True)
 def own_pool() -> None:
     """What fitted the last test's pool says nothing about this one's."""

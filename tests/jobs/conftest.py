@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pytest_django.fixtures import Settings
 
-from tests.nodes.conftest import live_redis, no_redis  # noqa: F401
+from tests.nodes.conftest import no_redis  # noqa: F401
 from tests.waiting import PATIENCE_S
 
 

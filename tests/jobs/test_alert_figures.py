@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import redis
 
 from agent.protocol import GpuProcess
 from jobs import alert_figures, counts
@@ -20,18 +19,8 @@ from nodes.models import Alert, AlertRule
 from quotas.models import Notice
 from tests.factories import alert_rules_ship, attempt_make, job_make, node_make, user_make
 
-pytestmark = [pytest.mark.django_db, pytest.mark.redis]
+pytestmark = [pytest.mark.django_db, pytest.mark.redis, pytest.mark.usefixtures("live_redis")]
 NOW = datetime(2026, 7, 14, 12, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def live_redis(redis_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    settings.LIVE_REDIS_URL = f"{redis_url}?db=1"
-    monkeypatch.setattr(telemetry, "_rest_until", 0.0)
-    client = redis.Redis.from_url(settings.LIVE_REDIS_URL, decode_responses=True)
-    client.flushdb()
-    yield client
-    client.close()
 
 
 def read(at: datetime = NOW) -> tuple[dict[str, dict[str, float | None]], dict[tuple[str, str], dict[str, Any]]]:

@@ -15,24 +15,13 @@ from jobs.job_news import news_tick
 from jobs.lifecycle import EndReason, JobState, RankState, SliceState
 from jobs.models import Job
 from jobs.services.upkeep import offers_expire
-from nodes import telemetry
 from quotas.models import Notice, NoticeChannel, NoticeDelivery, User
 from quotas.notify import words
 from quotas.sealing import seal
 from tests.factories import attempt_make, job_make, node_make, user_make
 
-pytestmark = [pytest.mark.django_db, pytest.mark.redis]
+pytestmark = [pytest.mark.django_db, pytest.mark.redis, pytest.mark.usefixtures("live_redis")]
 NOW = datetime(2026, 7, 14, 12, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def live_redis(redis_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    settings.LIVE_REDIS_URL = f"{redis_url}?db=1"
-    monkeypatch.setattr(telemetry, "_rest_until", 0.0)
-    client = redis.Redis.from_url(settings.LIVE_REDIS_URL, decode_responses=True)
-    client.flushdb()
-    yield client
-    client.close()
 
 
 def hears(user: User, *events: str) -> NoticeChannel:
