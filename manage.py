@@ -1,10 +1,13 @@
 #!/usr/bin/env python
 """Django's command line for this installation."""
 
+import gc
 import os
 import sys
 
 if __name__ == "__main__":
+    # What a start loads stays, and what migrations make comes by the thousand: looking for garbage so often took a fifth of the time.
+    gc.set_threshold(50_000, 20, 20)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")
     from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from bench.live.grid import ROOT
 from nebulagrid import supervisor
 from nebulagrid.embedded import redis_argv, redis_ping, redis_program
 from nebulagrid.supervisor import ChildSpec, Plan, Supervisor
@@ -61,3 +65,23 @@ async def test_files_that_are_more_than_hints_stay(folder: Path, tmp_path: Path)
     found.stopping.set()
     await running
     assert (folder / "kept").exists()
+
+
+def test_beat_loads_no_application_and_all_that_it_asks_for_is_a_task(tmp_path: Path) -> None:
+    from nebulagrid.celery import app
+
+    look = """
+import json, sys
+from nebulagrid.celery import app
+app.loader.init_worker()
+app.finalize()
+from django.apps import apps
+print(json.dumps([apps.apps_ready, "jobs.models" in sys.modules, sorted(entry["task"] for entry in app.conf.beat_schedule.values())]))
+"""
+    env = {**os.environ, "NEBULA_ROLE": "beat", "NEBULA_DATA": str(tmp_path), "DJANGO_SETTINGS_MODULE": "nebulagrid.settings"}
+    done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    ready, models, asked = json.loads(done.stdout)
+    assert (ready, models) == (False, False)
+    app.loader.import_default_modules()
+    assert asked
+    assert set(asked) <= set(app.tasks)

