@@ -181,6 +181,6 @@ def cards_waited_for(shape: Shape, pool: Pool, ends: Ends) -> tuple[float, list[
     # 2. Which cards these are: of cards that are free at the same time, the best.
     cards = []
     for _last, _node, dated in nearest:
-        ranked = sorted([(when, -card.score(), card.number, card) for when, card in dated])
+        ranked = sorted([(when, pool.cost_of(card), card.number, card) for when, card in dated])
         cards += [item[3] for item in ranked[:k]]
     return nearest[-1][0][0], cards

@@ -10,13 +10,13 @@ cause were good. The answer is
 5. else no card here is of the right kind: the commonest mismatch.
 
 Cards that look alike are judged once, and of a node only the numbers of its cards' looks are read: a pass asks this of each request
-that fails, over all nodes.
+that fails, over all nodes. Where nothing but the cards counts, a ``Tally`` serves all requests with the same needs: it is caught up.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import mul
 
@@ -112,22 +112,27 @@ Side = tuple[str | None, str | None]
 FINE: Side = (None, None)
 
 
-class _Tally:
+#: A card that looks otherwise now: (its node's place, its look before, its look now).
+Move = tuple[int, int, int]
+
+
+class Tally:
     """How many cards have which cause, and how many of each node: one number a node, ``width`` bits of it for each cause.
 
     ``counts``: how many cards have each look, if all nodes are alike beside their cards, else empty; for one card of one node that is
-    enough.
+    enough. Whoever passes it keeps it and ``nodes`` up to date, and calls ``catch_up``.
     """
 
-    def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], counts: Sequence[int] | None) -> None:
+    def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], counts: Sequence[int] = ()) -> None:
         self.nodes = nodes
-        self.looks = looks
+        self.looks = [*looks]
+        self.counts = counts
         self._request = request
         self._has_host = request.cpu_milli is not None or request.host_mem_mib is not None
         self._causes = [look.cause() for look in looks]
-        self.counts = () if self._has_host or counts is None else counts
         self._width = 0
         self._shift: dict[str | None, int] = {}
+        self._weights: list[int] = []  # of each look, where all nodes are alike
         self._counted: dict[str | None, list[int]] = {}
         self._by_side: dict[Side, list[str | None]] = {}
         self.sides: list[Side] = []
@@ -142,12 +147,31 @@ class _Tally:
             return
         self._width = max([len(node.looks) for node in self.nodes], default=0).bit_length()
         if self.counts:
-            weights = [1 << self._shift_of(cause) for cause in self._causes]
-            get = weights.__getitem__
-            self.sums = [sum(map(get, node.looks)) for node in self.nodes]
+            weights = self._weights = [1 << self._shift_of(cause) for cause in self._causes]
+            for node in self.nodes:
+                total = 0
+                for look in node.looks:
+                    total += weights[look]
+                self.sums.append(total)
             self.sides = [FINE] * len(self.nodes)
         else:
             self._look_closely()
+        self._group()
+
+    def catch_up(self, looks: Sequence[CardView], moves: Iterable[Move]) -> None:
+        """``looks``: those that are new; ``moves``: of the cards that have changed since."""
+        causes = [look.cause() for look in looks]
+        self.looks += looks
+        self._causes += causes
+        if not self.sums:
+            return
+        weights, sums = self._weights, self.sums
+        weights += [1 << self._shift_of(cause) for cause in causes]
+        for at, before, now in moves:
+            sums[at] += weights[now] - weights[before]
+        self._group()
+
+    def _group(self) -> None:
         self.groups = Counter(self.sums)  # nodes with as many good cards and as many of each cause count alike
         mask = (1 << self._width) - 1
         self._counted = {cause: [(total >> shift) & mask for total in self.groups] for cause, shift in self._shift.items()}
@@ -212,25 +236,13 @@ class _Tally:
         return self.nodes[self.sums.index([*self.groups][group])]
 
 
-def binding_reason(
-    request: Request,
-    nodes: Sequence[NodeView],
-    looks: Sequence[CardView],
-    *,
-    per_node: int,
-    nodes_needed: int = 1,
-    counts: Sequence[int] | None = None,
-) -> Reason:
-    """The binding reason. Call only where the request does not fit: fewer than ``nodes_needed`` nodes have ``per_node`` good cards.
-
-    ``counts``: how many cards have each look, if all nodes take work.
-    """
-    tally = _Tally(request, nodes, looks, counts)
+def binding_reason(request: Request, tally: Tally, *, per_node: int, nodes_needed: int = 1) -> Reason:
+    """The binding reason. Call only where the request does not fit: fewer than ``nodes_needed`` nodes have ``per_node`` good cards."""
     totals = tally.totals()
 
     def suffices(*causes: str) -> bool:
         if per_node == 1 and nodes_needed == 1:
-            return any(totals.get(cause) for cause in (None, *causes))
+            return any(map(totals.get, (None, *causes)))
         return tally.nodes_with(per_node, None, *causes) >= nodes_needed
 
     def detail(cause: str) -> Reason:
@@ -250,12 +262,12 @@ def binding_reason(
             if group is KIND and tally.nodes_with(1, None, reasons.BLOCKED_BY, *IN_THE_WAY, *OUT_OF_SERVICE):
                 break
             return detail(max(present, key=lambda cause: totals[cause]))
-    if not any(node.looks for node in nodes):
-        return Reason(code=reasons.NO_GPU, params={"nodes": len(nodes)})
+    if not any(node.looks for node in tally.nodes):
+        return Reason(code=reasons.NO_GPU, params={"nodes": len(tally.nodes)})
     return _count_reason(tally, per_node, nodes_needed)
 
 
-def _count_reason(tally: _Tally, per_node: int, nodes_needed: int) -> Reason:
+def _count_reason(tally: Tally, per_node: int, nodes_needed: int) -> Reason:
     tally.look_at_nodes()
     free = tally.counted(None)
     most = max(free)
@@ -263,7 +275,7 @@ def _count_reason(tally: _Tally, per_node: int, nodes_needed: int) -> Reason:
     return Reason(code=reasons.GPU_COUNT, params={**numbers, "nodes": nodes_needed, "nodes_free": tally.nodes_with(per_node, None)})
 
 
-def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str | None, int], per_node: int, nodes_needed: int) -> Reason:
+def _detail(request: Request, tally: Tally, cause: str, totals: dict[str | None, int], per_node: int, nodes_needed: int) -> Reason:
     """The numbers of the cause, from the node that is nearest to being enough."""
     if cause == reasons.WHOLE_CARD_BUSY and (per_node > 1 or nodes_needed > 1):
         return _count_reason(tally, per_node, nodes_needed)
@@ -303,7 +315,7 @@ def _detail(request: Request, tally: _Tally, cause: str, totals: dict[str | None
     return card.need if isinstance(card.need, Reason) else Reason(code=cause)
 
 
-def _largest_alone(tally: _Tally, cause: str) -> tuple[NodeView, int]:
+def _largest_alone(tally: Tally, cause: str) -> tuple[NodeView, int]:
     """As ``_largest``, where the nodes were not looked at: any node with such a card is enough."""
     free = {at: tally.looks[at].really_free_mib for at, its in enumerate(tally.causes(FINE)) if its == cause and tally.counts[at]}
     for most in sorted(set(free.values()), reverse=True):
@@ -314,7 +326,7 @@ def _largest_alone(tally: _Tally, cause: str) -> tuple[NodeView, int]:
     raise AssertionError(f"no card has the cause {cause}")
 
 
-def _largest(tally: _Tally, cause: str, enough: set[int], _per_node: int) -> tuple[NodeView, int]:
+def _largest(tally: Tally, cause: str, enough: set[int], _per_node: int) -> tuple[NodeView, int]:
     """Of the cards with the cause, on nodes with one of these sums, the one with most memory really free; the first of several."""
     free = [look.really_free_mib for look in tally.looks]
     with_cause = {side: [at for at, its in enumerate(tally.causes(side)) if its == cause] for side in set(tally.sides)}
@@ -326,7 +338,7 @@ def _largest(tally: _Tally, cause: str, enough: set[int], _per_node: int) -> tup
     raise AssertionError(f"no card has the cause {cause}")
 
 
-def _nth_largest(tally: _Tally, cause: str, enough: set[int], per_node: int) -> tuple[NodeView, int]:
+def _nth_largest(tally: Tally, cause: str, enough: set[int], per_node: int) -> tuple[NodeView, int]:
     """Of ``per_node`` cards on one node the good ones come first; the last one needed sets the number. The node where it is largest."""
     best: tuple[int, NodeView, int] | None = None
     good = dict(zip(tally.groups, tally.counted(None, reasons.BLOCKED_BY), strict=True))

@@ -15,6 +15,8 @@ from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, WEIGHTS, packin
 from jobs.scheduler.shapes import Bucket, Level, Losses, Offer, Shape
 from jobs.scheduler.topology import ROUND
 
+#: The buckets of empty cards that differ only in how many there are on their node, by that number.
+Family = list[Bucket | None]
 #: Values that are farther apart than this differ in what of them counts.
 NEAR = 2 * 10**-ROUND
 
@@ -31,9 +33,12 @@ class Buckets:
         self._pool = pool
         self._losses = losses
         self._is_first_fit = losses.strategy == FIRST_FIT
-        self._buckets: dict[tuple[int, ...], Bucket] = {}
+        self._buckets: dict[tuple[int, ...], Bucket] = {}  # of cards that are not empty, by all that they have in common
+        self._families: dict[tuple[int, ...], Family] = {}  # of empty cards, by all but how many empty ones their node has
+        self._count = 0  # buckets that there are
         self._filled: list[Bucket] = []  # buckets in the order in which they got their first card
-        self._seen = (0, 0)  # how much of the pool's logs is worked in
+        self._seen_moved = self._seen_empties = 0  # how much of the pool's logs is worked in
+        self._least: list[int] = []  # what ``_least_of_kinds`` said
 
     def best_card(self, shape: Shape) -> PoolCard | None:
         """The best card for the shape; None = it fits nowhere now."""
@@ -108,17 +113,33 @@ class Buckets:
     def _refresh(self) -> None:
         """Put all cards that have changed into their buckets."""
         pool = self._pool
-        moved, emptied = len(pool.moved), len(pool.log_empties)
-        if self._seen != (moved, emptied):
-            before, emptied_before = self._seen
-            for card in pool.moved[before:]:
-                if card.free_mib > 0:
-                    self._sort_in(pool.nodes[card.at], card)
-            # The empty cards of a node are the better the fewer there are.
-            if emptied_before < emptied:
-                for node in dict.fromkeys(pool.log_empties[emptied_before:]):
+        moved, emptied = pool.moved, pool.log_empties
+        before, emptied_before = self._seen_moved, self._seen_empties
+        self._seen_moved, self._seen_empties = len(moved), len(emptied)
+        if before < self._seen_moved:
+            least, nodes = self._least or self._least_of_kinds(), pool.nodes
+            for card in moved[before:]:
+                # Most that have changed have no room left for anything that waits.
+                if card.free_mib >= least[card.kind]:
+                    self._sort_in(nodes[card.at], card)
+                else:
+                    card.bucket = -1
+        # The empty cards of a node are the better the fewer there are.
+        if emptied_before < self._seen_empties:
+            for node in dict.fromkeys(emptied[emptied_before:]):
+                if node.empty or not node.is_uniform:
                     self._sort_empties(node)
-        self._seen = (moved, emptied)
+
+    def _least_of_kinds(self) -> list[int]:
+        """By kind of card: the least memory that anything that waits needs of one; at least 1."""
+        pool = self._pool
+        least = [max(gpu.total_mib or 0, 0) + 1 for gpu in pool.kinds]
+        for request in pool.requests:
+            for kind, need in enumerate(pool.needs(request)):
+                if isinstance(need, Need) and need.least_mib < least[kind]:
+                    least[kind] = need.least_mib
+        self._least = least
+        return least
 
     def _sort_empties(self, node: PoolNode) -> None:
         """Of a node's empty cards the best stands for all, as it is taken first; the best of those that are strained for those."""
@@ -130,30 +151,52 @@ class Buckets:
         was_strained = None
         for is_strained, _score, _number, card in node.empties():
             if is_strained is not was_strained and card.aside_for is None:
-                self._put(node, card, node.empty, len(node.cards))
+                self._put_empty(node, card, node.empty, len(node.cards), is_strained)
                 was_strained = is_strained
 
     def _sort_in(self, node: PoolNode, card: PoolCard) -> None:
         if card.free_mib <= 0 or not card.is_open:
             card.bucket = -1
         elif card.live or card.aside_for is not None or card.foreign_mib:
-            self._put(node, card, 0, 0)
+            self._put_used(node, card)
         elif not node.is_uniform or self._is_first_fit:
-            self._put(node, card, node.empty_of(card.kind), len(node.cards))
+            self._put_empty(node, card, node.empty_of(card.kind), len(node.cards), card.is_strained)
 
-    def _put(self, node: PoolNode, card: PoolCard, empty: int, size: int) -> None:
+    def _put_used(self, node: PoolNode, card: PoolCard) -> None:
         host = node.host
         if host is None:
             host = self._pool.host_of(node)
         is_kept = card.aside_for is not None
-        score, is_strained = card.rated()
-        key = (card.kind, card.free_mib, card.live, host, empty, size, is_strained, is_kept)
+        is_strained = card.is_strained
+        key = (card.kind, card.free_mib, card.live, host, is_strained, is_kept)
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(len(self._buckets), card.state(), host, empty, size, is_strained, is_kept)
-        elif bucket.number == card.bucket:
-            return
-        if not bucket.cards:
-            self._filled.append(bucket)
-        card.bucket = bucket.number
-        heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else -score, card.number, card))
+            bucket = self._buckets[key] = self._bucket(card, host, 0, 0, is_strained, is_kept)
+        if bucket.number != card.bucket:
+            if not bucket.cards:
+                self._filled.append(bucket)
+            card.bucket = bucket.number
+            heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else card.cost, card.number, card))
+
+    def _put_empty(self, node: PoolNode, card: PoolCard, empty: int, size: int, is_strained: bool) -> None:
+        """An empty card has all of its memory free: that goes with its kind."""
+        host = node.host
+        if host is None:
+            host = self._pool.host_of(node)
+        key = (card.kind, host, size, is_strained)
+        family = self._families.get(key)
+        if family is None:
+            family = self._families[key] = [None] * (size + 1)
+        bucket = family[empty]
+        if bucket is None:
+            bucket = family[empty] = self._bucket(card, host, empty, size, is_strained, False)
+        if bucket.number != card.bucket:
+            if not bucket.cards:
+                self._filled.append(bucket)
+            card.bucket = bucket.number
+            heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else card.cost, card.number, card))
+
+    def _bucket(self, card: PoolCard, host: int, empty: int, size: int, is_strained: bool, is_kept: bool) -> Bucket:
+        bucket = Bucket(self._count, card.state(), host, empty, size, is_strained, is_kept)
+        self._count += 1
+        return bucket

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jobs.scheduler import reasons
-from jobs.scheduler.binding import CardView, NodeView, binding_reason, host_reason, refusal_reason
+from jobs.scheduler.binding import CardView, NodeView, Tally, binding_reason, host_reason, refusal_reason
 from jobs.scheduler.need import (
     DEFAULT_POLICY,
     Need,
@@ -46,7 +46,7 @@ def grant_for(request: Request, gpu: Gpu, taken: Iterable[Slice], policy: Policy
         mib = view.need.take(free_mib=view.free_mib - view.foreign_mib, live=view.live)
         if mib is not None:
             return Grant(gpu=gpu.id, mib=mib, exclusive=view.need.exclusive)
-    return binding_reason(request, [NodeView(None, None, True, [gpu], [0])], [view], per_node=1)
+    return binding_reason(request, Tally(request, [NodeView(None, None, True, [gpu], [0])], [view]), per_node=1)
 
 
 def fits(request: Request, node: Node, taken: Sequence[Slice], policy: Policy = DEFAULT_POLICY) -> Reason | None:
@@ -67,7 +67,7 @@ def fits(request: Request, node: Node, taken: Sequence[Slice], policy: Policy = 
     if node.takes_work and short is None and sum(card.cause() is None for card in cards) >= per_node:
         return None
     view = NodeView(node.name, node.refusal, node.takes_work, node.gpus, range(len(cards)), cpu_milli, memory_mib)
-    return binding_reason(request, [view], cards, per_node=per_node)
+    return binding_reason(request, Tally(request, [view], cards), per_node=per_node)
 
 
 def _host_fits(request: Request, node: Node) -> Reason | None:

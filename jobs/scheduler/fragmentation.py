@@ -97,6 +97,7 @@ class Mix:
         self._width = len(self._memory_steps) + 1
         self.has_hosts = len(self._cpu_steps) > 1 or len(self._memory_steps) > 1 or any((*self._cpu_steps, *self._memory_steps))
         self.all_hosts = len(self._cpu_steps) * self._width + self._width - 1
+        self._kinds_of: dict[tuple[int, bool], list[_Kind]] = {}  # what ``_served`` said
         self._usable: dict[int, dict[State, float]] = {}
         self._wide: dict[tuple[int, int, int], float] = {}
 
@@ -108,13 +109,19 @@ class Mix:
         memory = self._width - 1 if memory_mib is None else bisect_right(self._memory_steps, memory_mib)
         return cpu * self._width + memory
 
-    def _served(self, host: int, *, is_wide: bool) -> Iterable[_Kind]:
-        cpu, memory = divmod(host, self._width)
-        cpu_most = self._cpu_steps[cpu - 1] if cpu else -1
-        memory_most = self._memory_steps[memory - 1] if memory else -1
-        for kind in self._asked:
-            if (kind.cards > 1) == is_wide and kind.cpu_milli <= cpu_most and kind.host_mem_mib <= memory_most:
-                yield kind
+    def _served(self, host: int, *, is_wide: bool) -> list[_Kind]:
+        """What a host of the class can serve: jobs of several cards a node, or those of one."""
+        found = self._kinds_of.get((host, is_wide))
+        if found is None:
+            cpu, memory = divmod(host, self._width)
+            cpu_most = self._cpu_steps[cpu - 1] if cpu else -1
+            memory_most = self._memory_steps[memory - 1] if memory else -1
+            found = self._kinds_of[host, is_wide] = [
+                kind
+                for kind in self._asked
+                if (kind.cards > 1) == is_wide and kind.cpu_milli <= cpu_most and kind.host_mem_mib <= memory_most
+            ]
+        return found
 
     def table(self, host: int) -> _Table:
         """state -> MiB of a card that jobs of one card a node can be expected to use; filled as it is asked."""
@@ -131,10 +138,12 @@ class Mix:
         for asked in self._served(host, is_wide=False):
             need = asked.needs[kind]
             if isinstance(need, Need):
-                every += asked.share
-                slices += 0.0 if need.exclusive else asked.share
+                share = asked.share
+                every += share
+                if not need.exclusive:
+                    slices += share
                 if free >= need.least_mib and live < need.max_live:
-                    fitting += asked.share
+                    fitting += share
         if not self._is_sliced:
             return fitting * free
         if live == 0:

@@ -88,8 +88,13 @@ def inventory_of(nodes: Iterable[Node], traits: NodeTraits) -> Inventory:
     return Inventory(here, samples, [(same[0], Counter(kinds), len(same)) for kinds, same in alike.items()])
 
 
-def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Policy = DEFAULT_POLICY) -> Reason | None:
-    """Why this cluster can never hold the request; None = it can, or nothing is known yet."""
+def never_reason(
+    request: Request, nodes: Sequence[Node] | Inventory, policy: Policy = DEFAULT_POLICY, needs: Sequence[Need | Reason] | None = None
+) -> Reason | None:
+    """Why this cluster can never hold the request; None = it can, or nothing is known yet.
+
+    ``needs``: what the request takes from each of an inventory's samples, where that is known already.
+    """
     error = request_error(request)
     if error is not None:
         return error
@@ -104,7 +109,8 @@ def never_reason(request: Request, nodes: Sequence[Node] | Inventory, policy: Po
         return None
 
     # 1. Is any card of the right kind, and large enough?
-    needs = [node_mismatch(request, node) or need_on(request, gpu, policy) for gpu, node in here.samples]
+    if needs is None:
+        needs = [node_mismatch(request, node) or need_on(request, gpu, policy) for gpu, node in here.samples]
     good = {kind for kind, need in enumerate(needs) if isinstance(need, Need)}
     if not good:
         right = [sample for sample in here.samples if _mismatch(request, *sample) is None]

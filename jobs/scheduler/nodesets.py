@@ -5,14 +5,14 @@ the shape. Caught up lazily from the pool's logs of changes; stale entries are d
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from jobs.scheduler.fragmentation import State
 from jobs.scheduler.need import Need, host_short, node_mismatch
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, TOPOLOGY_WEIGHT, WEIGHTS, packing_class, whole_fragmentation
-from jobs.scheduler.shapes import Candidate, Effect, Losses, Shape
+from jobs.scheduler.shapes import Candidate, Effect, Entry, Losses, Shape
 from jobs.scheduler.topology import ALIKE, ROUND, choose_set
 
 
@@ -36,6 +36,7 @@ class NodeSets:
         self._pool = pool
         self._losses = losses
         self._strategy = losses.strategy
+        self._is_aware = losses.strategy == FRAGMENTATION_AWARE
         self._unit = losses.unit
         self._tick = count()
 
@@ -43,13 +44,13 @@ class NodeSets:
         """The best set on one node; None = no node has one now."""
         heap = self._caught_up(shape)
         while heap:
-            top = heap[0][1]
+            top = heap[0][-1]
             if top.version == _version(shape, top.node):
                 return top
             heapq.heappop(heap)
         return None
 
-    def _caught_up(self, shape: Shape) -> list[tuple[tuple[float, ...], Candidate]]:
+    def _caught_up(self, shape: Shape) -> list[Entry]:
         """The shape's heap, with all changes since its last use worked in."""
         log = self._pool.log_empties if shape.by_empties else self._pool.log
         heap = shape.heap
@@ -57,20 +58,24 @@ class NodeSets:
             heap, nodes = [], self._pool.nodes
             if shape.plain is not None and shape.plain.heap is not None:
                 # Only where cards are kept is there anything to be found that is not known.
-                heap = [entry for entry in self._caught_up(shape.plain) if not entry[1].node.kept]
+                heap = [entry for entry in self._caught_up(shape.plain) if not entry[-1].node.kept]
                 nodes = [node for node in nodes if node.kept]
-            elif shape.is_whole and not shape.takes_kept:
-                nodes = [node for node in nodes if node.empty >= shape.per_node]
-            heap += [(item.key, item) for node in nodes if (item := self._on_node(shape, node)) is not None]
+            heap += self._on_nodes(shape, nodes)
             heapq.heapify(heap)
             shape.heap = heap
         elif shape.seen < len(log):
-            for node in dict.fromkeys(log[shape.seen :]):
-                item = self._on_node(shape, node)
-                if item is not None:
-                    heapq.heappush(heap, (item.key, item))
+            for entry in self._on_nodes(shape, dict.fromkeys(log[shape.seen :])):
+                heapq.heappush(heap, entry)
         shape.seen = len(log)
         return heap
+
+    def _on_nodes(self, shape: Shape, nodes: Iterable[PoolNode]) -> list[Entry]:
+        """The best set of each node that has one."""
+        if shape.is_whole:
+            # At most so many cards are empty: a cheap look spares the others a close one.
+            least, kept = shape.per_node, shape.takes_kept
+            nodes = [node for node in nodes if node.empty >= least or (kept and node.empty + node.kept >= least)]
+        return [(*item.key, item) for node in nodes if (item := self._on_node(shape, node)) is not None]
 
     def _on_node(self, shape: Shape, node: PoolNode) -> Candidate | None:
         request, k = shape.request, shape.per_node
@@ -82,7 +87,7 @@ class NodeSets:
         elif shape.is_whole:
             if node.empty < k and not shape.takes_kept:
                 return None
-            if k > 1 and node.is_uniform and self._strategy == FRAGMENTATION_AWARE:
+            if k > 1 and node.is_uniform and self._is_aware:
                 near, nearness = node.near()
                 if near is None:
                     return self._wide(shape, node, nearness)
@@ -100,7 +105,8 @@ class NodeSets:
         avoided = node.node.id in shape.avoid
         if self._strategy == FIRST_FIT:
             cards = [card for card, _effect in able[:k]]
-            return Candidate((avoided, node.node.id, next(self._tick)), node, cards, _version(shape, node))
+            key = (avoided, node.node.id, 0.0, 0, False, 0.0, node.node.id, next(self._tick))
+            return Candidate(key, node, cards, _version(shape, node))
         if k <= 1 and self._strategy == FRAGMENTATION_AWARE:
             return self._single(shape, node, able, avoided=avoided)
         return self._ranked(shape, node, able, avoided=avoided)
@@ -122,8 +128,8 @@ class NodeSets:
                 found = losses[state] = (self._losses.lost(host, state, after, empty) - asked, empty)
             lost, empty = found
             full = whole_fragmentation(empty=node.empty, cards=len(node.cards)) if empty else tight
-            score = -(card.score() + WEIGHTS["fragmentation"] * full)
-            key = (card.is_strained(), round(lost), round(score, ROUND), card.number)
+            score = card.cost - WEIGHTS["fragmentation"] * full
+            key = (card.is_strained, round(lost), round(score, ROUND), card.number)
             if best is None or key < best:
                 best, chosen, breaks, least = key, card, empty > 0 and not shape.is_whole, lost
         tick = next(self._tick)
@@ -137,36 +143,45 @@ class NodeSets:
         """Whole cards of a node where any set is as near and packs as well as another: the ones with the best scores."""
         k = shape.per_node
         ranked = node.empties()
-        if len(ranked) != node.empty and not shape.takes_kept:
+        if node.kept and len(ranked) != node.empty and not shape.takes_kept:
             ranked = [item for item in ranked if item[3].aside_for is None]
         if len(ranked) < k:
             return None
-        state = ranked[0][3].state()
-        effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
-        if effect is None:
+        card = ranked[0][3]
+        known = None if shape.has_host else shape.wide.get((card.kind, node.host, node.empty, len(node.cards)))
+        cls, full = known or self._wide_class(shape, node, card.state())
+        if cls is None:
             return None
-        cls, full = self._wide_class(shape, node, state, effect)
         chosen = ranked[:k]
-        score = full - sum([item[1] for item in chosen]) / k
-        score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
+        cards = []
+        cost = 0.0
+        for _strained, each, _number, card in chosen:
+            cost += each
+            cards.append(card)
+        score = (1 - TOPOLOGY_WEIGHT) * (full - cost / k) + TOPOLOGY_WEIGHT * nearness
         far = ALIKE_FAR if nearness == ALIKE[1] else _far(nearness)
         number = node.node.id
         key = (number in shape.avoid, chosen[-1][0], far, cls, False, -round(score, ROUND), number, next(self._tick))
-        return Candidate(key, node, [item[3] for item in chosen], _version(shape, node))
+        return Candidate(key, node, cards, _version(shape, node))
 
-    def _wide_class(self, shape: Shape, node: PoolNode, state: State, effect: Effect) -> tuple[int, float]:
-        """(packing class, weighted fragmentation score) of so many empty cards of the node."""
+    def _wide_class(self, shape: Shape, node: PoolNode, state: State) -> tuple[int | None, float]:
+        """(packing class, weighted fragmentation score) of so many empty cards of the node; the class None = they don't fit."""
         k, kind, empty, cards = shape.per_node, state[0], node.empty, len(node.cards)
-        where = (state, self._pool.host_of(node), empty, cards)
-        found = None if shape.has_host else shape.wide.get(where)
+        where = (kind, self._pool.host_of(node), empty, cards)
+        found: tuple[int | None, float] | None = None if shape.has_host else shape.wide.get(where)
         if found is None:
-            host, moved = self._losses.host_after(shape, node)
-            mix = self._pool.mix
-            table = mix.table(host)
-            lost = moved + k * (table[state] - table[effect[1]] - effect[0])
-            lost += mix.wide(host, kind, empty) - mix.wide(host, kind, max(empty - k, 0))
-            cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
-            found = shape.wide[where] = (cls, WEIGHTS["fragmentation"] * whole_fragmentation(empty=empty, cards=cards))
+            effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
+            if effect is None:
+                found = (None, 0.0)
+            else:
+                host, moved = self._losses.host_after(shape, node)
+                mix = self._pool.mix
+                table = mix.table(host)
+                lost = moved + k * (table[state] - table[effect[1]] - effect[0])
+                lost += mix.wide(host, kind, empty) - mix.wide(host, kind, max(empty - k, 0))
+                cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
+                found = (cls, WEIGHTS["fragmentation"] * whole_fragmentation(empty=empty, cards=cards))
+            shape.wide[where] = found
         return found
 
     def _ranked(self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, Effect]], *, avoided: bool) -> Candidate:
@@ -185,8 +200,8 @@ class NodeSets:
                 free = empty / len(node.cards)
             lost = self._losses.lost(host, card.state(), after, empty) - asked if is_aware else 0.0
             cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=tight, free_share=free)
-            score = card.score() + WEIGHTS["fragmentation"] * full
-            level = (card.is_strained(), cls, is_aware and empty > 0 and not is_whole)
+            score = WEIGHTS["fragmentation"] * full - card.cost
+            level = (card.is_strained, cls, is_aware and empty > 0 and not is_whole)
             ranked.append((level, -round(score, ROUND), card.gpu.index, card.gpu.id, card, lost, tight, free))
         ranked.sort(key=lambda item: item[:4])
         near, nearness = node.near() if k > 1 else (None, 1.0)

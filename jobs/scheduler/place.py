@@ -54,7 +54,7 @@ class Placer:
         if number not in self._never:
             if self._inventory is None:
                 self._inventory = self.pool.inventory()
-            self._never[number] = never_reason(request, self._inventory, self.policy)
+            self._never[number] = never_reason(request, self._inventory, self.policy, self.pool.needs(request))
         return self._never[number]
 
     def why(self, request: Request) -> Reason:
@@ -66,15 +66,8 @@ class Placer:
             return Reason(code=reasons.NO_NODE)
         if request.gpu_count == 0:
             return self._why_no_nodes(request)
-        nodes = self._looks.nodes(request)
-        return binding_reason(
-            request,
-            nodes,
-            self._looks.cards(request),
-            per_node=cards_per_node(request),
-            nodes_needed=request.nodes,
-            counts=self._looks.counts if self.pool.all_take_work else None,
-        )
+        tally = self._looks.tally(request)
+        return binding_reason(request, tally, per_node=cards_per_node(request), nodes_needed=request.nodes)
 
     # Jobs without cards and without a say on the host
 

@@ -5,14 +5,11 @@ INVARIANT: the same snapshot and policy give the same plan, in whatever order no
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Iterator
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
 from jobs.scheduler.backlog import Backlog
-from jobs.scheduler.making import refusal_made
 from jobs.scheduler.order import JobQueue
 from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
@@ -34,17 +31,11 @@ def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
     ``explain`` False leaves the refusals out, and what is kept once nothing more can be placed: for simulations. The placements
     are the same.
     """
-    with _collector_paused():
-        return _Pass(snapshot, policy, explain=explain).run()
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """A pass makes many small objects and no rubbish: looking through them all again and again costs a third of its time."""
+    # A pass makes many small objects and no rubbish: looking through them all again and again costs a third of its time.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return _Pass(snapshot, policy, explain=explain).run()
     finally:
         if was_on:
             gc.enable()
@@ -95,7 +86,7 @@ class _Pass:
         for job in queue:
             if job.hold is not None:
                 if explain:
-                    refusals.append(refusal_made(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
+                    refusals.append(Refusal(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
             asked = by_object.get(id(job.request)) or self._asked_of(job.request)
             outcome = asked.failed_kept
@@ -120,7 +111,7 @@ class _Pass:
                         break
             if not explain:
                 continue
-            refusals.append(refusal_made(job.id, outcome, position, asked.is_never))
+            refusals.append(Refusal(job.id, outcome, position, asked.is_never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
             if not asked.is_never:
                 position += 1

@@ -13,36 +13,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import TYPE_CHECKING
 
 from jobs.scheduler.backlog import Backlog
 from jobs.scheduler.fragmentation import Mix, State, mix_of
-from jobs.scheduler.making import grant_made, placement_made, rank_made
 from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
 from jobs.scheduler.never import Inventory, NodeTraits, kind_of
 from jobs.scheduler.score import STRATEGIES, card_rated, node_score
 from jobs.scheduler.topology import ALIKE, Nearness, pair_nearness
-from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, Reason, Request, Slice, Snapshot
+from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot
 
 if TYPE_CHECKING:
     from jobs.scheduler.shapes import Candidate, Shape
 
+#: No cost: those are 0 at most.
+UNRATED = 1.0
 _gpu_key = attrgetter("index", "id")
+
+
+def _by_index(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """By index and id. Mostly they are already."""
+    indices = [gpu.index for gpu in gpus]
+    return [*gpus] if all(map(lt, indices, indices[1:])) else sorted(gpus, key=_gpu_key)
 
 
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off.
     ``at``: the place of its node in ``Pool.nodes``; ``place``: its own among the node's cards; ``number``: its own among all cards, by
-    node, index and id; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none."""
+    node, index and id; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none.
+    ``cost``: minus the part of its score that no placement changes; ``is_strained``: as the pass began, as what it places itself strains
+    nothing yet. Both are known of cards that had room then: see ``Pool.cost_of``."""
 
     __slots__ = (
-        "_rated", "added", "aside_for", "at", "bucket", "foreign_mib", "free_mib", "gpu", "is_open", "kind", "live", "node_points",
-        "number", "place", "slices_before",
+        "added", "aside_for", "at", "bucket", "cost", "foreign_mib", "free_mib", "gpu", "is_open", "is_strained", "kind", "live", "number",
+        "place", "slices_before",
     )  # fmt: skip
 
     def __init__(
-        self, gpu: Gpu, number: int, at: int, place: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int, points: float
+        self, gpu: Gpu, number: int, at: int, place: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int
     ) -> None:
         self.gpu = gpu
         self.number = number
@@ -55,8 +64,8 @@ class PoolCard:
         self.is_open = False
         self.aside_for: int | None = None
         self.bucket = -1
-        self._rated: tuple[float, bool] | None = None
-        self.node_points = points
+        self.cost = UNRATED
+        self.is_strained = False
         self.slices_before = slices
         self.added: list[tuple[int, int, bool]] | None = None
 
@@ -66,22 +75,6 @@ class PoolCard:
     def is_empty(self) -> bool:
         """Whether a job that wants a whole card could have it now."""
         return self.live == 0 and self.foreign_mib == 0 and self.is_open and self.aside_for is None
-
-    def score(self) -> float:
-        """The part of the score that no placement changes."""
-        return self.rated()[0]
-
-    def is_strained(self) -> bool:
-        """As the pass began: what it places itself strains nothing yet."""
-        return self.rated()[1]
-
-    def rated(self) -> tuple[float, bool]:
-        """(``score``, ``is_strained``)."""
-        found = self._rated
-        if found is None:
-            points, strained = card_rated(self.gpu, live=len(self.slices_before))
-            found = self._rated = (points + self.node_points, strained)
-        return found
 
     @property
     def slices(self) -> Sequence[Slice]:
@@ -106,7 +99,7 @@ class PoolNode:
     def __init__(self, node: Node, at: int) -> None:
         self.node = node
         self.at = at
-        self.gpus = sorted(node.gpus, key=_gpu_key)
+        self.gpus = _by_index(node.gpus)
         self.cards: list[PoolCard] = []  # of these
         self.empty = 0
         self.version = 0
@@ -187,28 +180,38 @@ class Pool:
         nothing: list[Slice] = []
         policy, card_of = self.policy, self.card_of
         kinds_at: dict[tuple[object, ...], dict[object, int]] = {}
+        kind_at: dict[object, int] | None = None
+        last_key: object = None
+        kind = -1  # that of ``last_key``
         for at, node in enumerate(sorted(snapshot.nodes, key=attrgetter("id"))):
             item = PoolNode(node, at)
             self.nodes.append(item)
             takes_work = node.takes_work
             self.all_take_work &= takes_work
             points = node_score(node)
-            kind_at = kinds_at.setdefault(self._traits.of(node), {})
+            traits = self._traits.of(node)
+            if kinds_at.get(traits) is not kind_at or kind_at is None:
+                kind_at = kinds_at.setdefault(traits, {})
+                last_key = None
             first_kind = -1
             is_open = 0
             cards, ranked = item.cards, item.ranked
             for gpu in item.gpus:
                 key = kind_of(gpu)
-                kind = kind_at.get(key)
-                if kind is None:
-                    kind = kind_at[key] = len(self.kinds)
-                    self.kinds.append(gpu)
-                    self.kind_counts.append(0)
-                    self.kind_nodes.append(node)
-                if first_kind < 0:
-                    first_kind = kind
-                elif kind != first_kind:
-                    item.is_uniform = False
+                if key != last_key:
+                    last_key = key
+                    if key in kind_at:
+                        kind = kind_at[key]
+                    else:
+                        kind = kind_at[key] = len(self.kinds)
+                        self.kinds.append(gpu)
+                        self.kind_counts.append(0)
+                        self.kind_nodes.append(node)
+                if kind != first_kind:
+                    if first_kind < 0:
+                        first_kind = kind
+                    else:
+                        item.is_uniform = False
                 total = free = gpu.total_mib or 0
                 foreign = 0
                 if gpu.foreign_mib:
@@ -217,20 +220,23 @@ class Pool:
                 slices = taken.get(gpu.id, nothing)
                 for part in slices:
                     free -= total if part.exclusive else part.mib
-                card = card_of[gpu.id] = PoolCard(gpu, len(card_of), at, len(cards), kind, slices, free, foreign, points)
+                card = card_of[gpu.id] = PoolCard(gpu, len(card_of), at, len(cards), kind, slices, free, foreign)
                 cards.append(card)
                 if takes_work and gpu.is_schedulable:
                     card.is_open = True
                     is_open += 1
+                    is_empty = not slices and not foreign
                     if free > 0:
                         self.free_cards += 1
-                    # All that has room is rated soon: now what that takes is at hand.
-                    if not slices and not foreign:
-                        score, is_strained = card.rated()
-                        ranked.append((is_strained, -score, card.number, card))
-                    elif free > 0:
-                        card.rated()
-                        self.moved.append(card)
+                    if is_empty or free > 0:
+                        # All that has room is rated soon: now what that takes is at hand.
+                        score, is_strained = card_rated(gpu, live=card.live)
+                        card.cost = cost = -(score + points)
+                        card.is_strained = is_strained
+                        if is_empty:
+                            ranked.append((is_strained, cost, card.number, card))
+                        else:
+                            self.moved.append(card)
             if item.is_uniform and cards:
                 self.kind_counts[first_kind] += len(cards)
             else:
@@ -241,6 +247,13 @@ class Pool:
                 item.empty = len(ranked)
                 self.log_empties.append(item)
             self.capacity += is_open
+
+    def cost_of(self, card: PoolCard) -> float:
+        """Its ``cost``, also of one that had no room."""
+        if card.cost == UNRATED:
+            score, _is_strained = card_rated(card.gpu, live=len(card.slices_before))
+            card.cost = -(score + node_score(self.nodes[card.at].node))
+        return card.cost
 
     # Requests
 
@@ -283,7 +296,7 @@ class Pool:
 
     def host_of(self, node: PoolNode) -> int:
         if node.host is None:
-            node.host = self.mix.host_class(node.cpu_milli, node.memory_mib)
+            node.host = (self._mix or self.mix).host_class(node.cpu_milli, node.memory_mib)
         return node.host
 
     # Placing
@@ -296,8 +309,8 @@ class Pool:
         for index, item in enumerate(sets):
             grants = tuple([self._take(job, shape, item.node, card) for card in item.cards])
             self._changed(item.node, shape)
-            ranks.append(rank_made(index, item.node.node.id, grants))
-        return placement_made(job, tuple(ranks))
+            ranks.append(RankPlacement(index, item.node.node.id, grants))
+        return Placement(job, tuple(ranks))
 
     def place_one(self, job: int, shape: Shape, card: PoolCard) -> Placement:
         """Take one card, for a shape that asks nothing of the host."""
@@ -305,7 +318,7 @@ class Pool:
         grants = (self._take(job, shape, node, card),)
         node.version += 1
         self.log.append(node)
-        return placement_made(job, (rank_made(0, node.node.id, grants),))
+        return Placement(job, (RankPlacement(0, node.node.id, grants),))
 
     def _changed(self, node: PoolNode, shape: Shape) -> None:
         request = shape.request
@@ -342,7 +355,7 @@ class Pool:
         if free <= mib:
             card.bucket = -1
             self.free_cards -= 1
-        return grant_made(card.gpu.id, mib, exclusive)
+        return Grant(card.gpu.id, mib, exclusive)
 
     def set_aside(self, cards: Iterable[PoolCard], job: int) -> None:
         """Keep the cards for a job that waits for them: no later job gets them, but for one whose shape takes kept cards."""

@@ -12,6 +12,11 @@ from jobs.scheduler.types import Reason, Request
 
 Effect = tuple[int, State, float, float]  # MiB asked for, state after, fragmentation score, share free before
 Level = tuple[bool, int, bool]  # (strained, packing class, breaks an empty card): least is best
+#: (on a node to be avoided, strained, how far apart, packing class, breaks an empty card, -score, the node's id, a number of its own);
+#: by first fit the node's id comes second, and nothing else counts.
+Key = tuple[bool, int, float, int, bool, float, int, int]
+#: A candidate behind its key, in one tuple: two of them are compared in one go.
+Entry = tuple[bool, int, float, int, bool, float, int, int, "Candidate"]
 
 
 class Candidate:
@@ -19,7 +24,7 @@ class Candidate:
 
     __slots__ = ("cards", "key", "node", "version")
 
-    def __init__(self, key: tuple[float, ...], node: PoolNode, cards: Sequence[PoolCard], version: int) -> None:
+    def __init__(self, key: Key, node: PoolNode, cards: Sequence[PoolCard], version: int) -> None:
         self.key = key
         self.node = node
         self.cards = cards
@@ -82,9 +87,9 @@ class Shape:
         self.order: list[Level] = []
         self.judged: dict[int, Offer | None] = {} if plain is None else plain.judged  # by number of the bucket; None = of no use
         # By node.
-        self.heap: list[tuple[tuple[float, ...], Candidate]] | None = None  # by ``Candidate.key``
-        # (state, host class, empty cards, cards) -> (packing class, fragmentation score)
-        self.wide: dict[tuple[State, int, int, int], tuple[int, float]] = {} if plain is None else plain.wide
+        self.heap: list[Entry] | None = None
+        # (kind, host class, empty cards, cards) -> (packing class, or None where they don't fit, and fragmentation score)
+        self.wide: dict[tuple[int, int | None, int, int], tuple[int | None, float]] = {} if plain is None else plain.wide
 
 
 class Losses:
