@@ -19,8 +19,8 @@ DEV_STAMP := $(VENV)/.installed-dev-$(RUN_HASH)
 WORKERS ?= 3
 # Compiled code is kept, whatever the caller's habit: a run starts many interpreters, and asserts are rewritten in each.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# What the main lane is started with.
 BEFORE ?=
-PYTEST_MAIN := PYTHONDONTWRITEBYTECODE= $(BEFORE) $(BIN)/python -m pytest
 # Fast and basic first: what breaks everything shows within seconds.
 TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
 
@@ -76,7 +76,7 @@ test: $(DEV_STAMP)
 	@$(MAKE) -j2 --output-sync=target BEFORE='nice -n 5' test-main test-postgres
 
 test-main: $(DEV_STAMP)
-	@$(PYTEST_MAIN) -n $(WORKERS) -m "not soak" $(TESTS) $(ARGS)
+	@$(BEFORE) env $(PYTEST) -n $(WORKERS) -m "not soak" $(TESTS) $(ARGS)
 
 # The tests that touch the database once more, on PostgreSQL. Who may call what is the same on both.
 test-postgres: $(DEV_STAMP)

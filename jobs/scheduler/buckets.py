@@ -166,17 +166,12 @@ class Buckets:
         host = node.host
         if host is None:
             host = self._pool.host_of(node)
-        is_kept = card.aside_for is not None
-        is_strained = card.is_strained
+        is_strained, is_kept = card.is_strained, card.aside_for is not None
         key = (card.kind, card.free_mib, card.live, host, is_strained, is_kept)
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = self._bucket(card, host, 0, 0, is_strained, is_kept)
-        if bucket.number != card.bucket:
-            if not bucket.cards:
-                self._filled.append(bucket)
-            card.bucket = bucket.number
-            heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else card.cost, card.number, card))
+        self._push(bucket, card)
 
     def _put_empty(self, node: PoolNode, card: PoolCard, empty: int, size: int, is_strained: bool) -> None:
         """An empty card has all of its memory free: that goes with its kind."""
@@ -190,6 +185,9 @@ class Buckets:
         bucket = family[empty]
         if bucket is None:
             bucket = family[empty] = self._bucket(card, host, empty, size, is_strained, False)
+        self._push(bucket, card)
+
+    def _push(self, bucket: Bucket, card: PoolCard) -> None:
         if bucket.number != card.bucket:
             if not bucket.cards:
                 self._filled.append(bucket)

@@ -107,7 +107,7 @@ class NodeSets:
             cards = [card for card, _effect in able[:k]]
             key = (avoided, node.node.id, 0.0, 0, False, 0.0, node.node.id, next(self._tick))
             return Candidate(key, node, cards, _version(shape, node))
-        if k <= 1 and self._strategy == FRAGMENTATION_AWARE:
+        if k <= 1 and self._is_aware:
             return self._single(shape, node, able, avoided=avoided)
         return self._ranked(shape, node, able, avoided=avoided)
 
@@ -147,9 +147,7 @@ class NodeSets:
             ranked = [item for item in ranked if item[3].aside_for is None]
         if len(ranked) < k:
             return None
-        card = ranked[0][3]
-        known = None if shape.has_host else shape.wide.get((card.kind, node.host, node.empty, len(node.cards)))
-        cls, full = known or self._wide_class(shape, node, card.state())
+        cls, full = self._wide_class(shape, node, ranked[0][3].state())
         if cls is None:
             return None
         chosen = ranked[:k]
@@ -187,8 +185,7 @@ class NodeSets:
     def _ranked(self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, Effect]], *, avoided: bool) -> Candidate:
         """The best set of the able cards, and the node's place among the others."""
         k = shape.per_node
-        is_aware = self._strategy == FRAGMENTATION_AWARE
-        host, moved = self._losses.host_after(shape, node) if is_aware else (0, 0.0)
+        host, moved = self._losses.host_after(shape, node) if self._is_aware else (0, 0.0)
         ranked = []
         for card, (asked, after, tight, free) in able:
             empty = node.empty_of(card.kind) if card.is_empty() else 0
@@ -198,10 +195,10 @@ class NodeSets:
             if is_whole and empty:
                 tight = (tight + full) / 2
                 free = empty / len(node.cards)
-            lost = self._losses.lost(host, card.state(), after, empty) - asked if is_aware else 0.0
+            lost = self._losses.lost(host, card.state(), after, empty) - asked if self._is_aware else 0.0
             cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=tight, free_share=free)
             score = WEIGHTS["fragmentation"] * full - card.cost
-            level = (card.is_strained, cls, is_aware and empty > 0 and not is_whole)
+            level = (card.is_strained, cls, self._is_aware and empty > 0 and not is_whole)
             ranked.append((level, -round(score, ROUND), card.gpu.index, card.gpu.id, card, lost, tight, free))
         ranked.sort(key=lambda item: item[:4])
         near, nearness = node.near() if k > 1 else (None, 1.0)
@@ -217,7 +214,7 @@ class NodeSets:
         if k > 1:
             score = (1 - TOPOLOGY_WEIGHT) * score + TOPOLOGY_WEIGHT * nearness
         lost = sum(item[5] for item in chosen) + moved
-        if is_aware and k > 1:
+        if self._is_aware and k > 1:
             lost += self._losses.wide_lost(host, node, [item[4] for item in chosen])
         cls = packing_class(
             self._strategy,

@@ -157,7 +157,6 @@ class JobQueue:
             return (line.first, line.add + own if adds else line.add, at, job_id, number)
 
         longest = QUIET
-        heapreplace, heappop = heapq.heapreplace, heapq.heappop
         while True:
             # 1. From line to line: the owner's part of a key changes with each placement.
             heap = [key(number) for number, line in enumerate(lines) if line.at < len(line.items)]
@@ -165,23 +164,20 @@ class JobQueue:
             self._quiet = 0
             while heap and self._quiet < longest:
                 top = heap[0]
-                number = top[4]
+                number = top[-1]
                 line = lines[number]
                 if line.is_stale and (now := key(number)) > top:
                     # Its owner has got something since: keys only grow within a pass.
-                    heapreplace(heap, now)
+                    heapq.heapreplace(heap, now)
                     continue
                 self._quiet += 1
-                items, at = line.items, line.at
-                line.at = after = at + 1
-                yield items[at][3]
-                if after == len(items):
-                    heappop(heap)
-                elif line.is_stale:
-                    heapreplace(heap, key(number))
+                at = line.at
+                line.at = at + 1
+                yield line.items[at][3]
+                if line.at < len(line.items):
+                    heapq.heapreplace(heap, key(number))
                 else:
-                    own, since, job_id, _job = items[after]
-                    heapreplace(heap, (line.first, line.add + own if adds else line.add, since, job_id, number))
+                    heapq.heappop(heap)
             # 2. Nothing has been placed for a while: the rest in one go, until something is.
             if not heap:
                 return

@@ -180,7 +180,7 @@ class Pool:
         nothing: list[Slice] = []
         policy, card_of = self.policy, self.card_of
         kinds_at: dict[tuple[object, ...], dict[object, int]] = {}
-        kind_at: dict[object, int] | None = None
+        kind_at: dict[object, int] = {}
         last_key: object = None
         kind = -1  # that of ``last_key``
         for at, node in enumerate(sorted(snapshot.nodes, key=attrgetter("id"))):
@@ -189,10 +189,9 @@ class Pool:
             takes_work = node.takes_work
             self.all_take_work &= takes_work
             points = node_score(node)
-            traits = self._traits.of(node)
-            if kinds_at.get(traits) is not kind_at or kind_at is None:
-                kind_at = kinds_at.setdefault(traits, {})
-                last_key = None
+            kinds_here = kinds_at.setdefault(self._traits.of(node), {})
+            if kinds_here is not kind_at:
+                kind_at, last_key = kinds_here, None
             first_kind = -1
             is_open = 0
             cards, ranked = item.cards, item.ranked
@@ -296,7 +295,7 @@ class Pool:
 
     def host_of(self, node: PoolNode) -> int:
         if node.host is None:
-            node.host = (self._mix or self.mix).host_class(node.cpu_milli, node.memory_mib)
+            node.host = self.mix.host_class(node.cpu_milli, node.memory_mib)
         return node.host
 
     # Placing
