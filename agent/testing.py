@@ -325,8 +325,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def _exactly(self, size: int) -> bytes:
+        """So many bytes. An agent that was killed in the middle of them has said nothing: `handle` ends its connection."""
+        read = self.rfile.read(size)
+        if len(read) < size:
+            raise ConnectionAbortedError(f"{len(read)} of {size} bytes came")
+        return read
+
     def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return self._exactly(int(self.headers.get("Content-Length") or 0))
 
     def _is_node(self) -> bool:
         return self.headers.get("Authorization") == f"Node {self.plane.node_id}:{self.plane.credential}"
@@ -421,7 +428,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             size = head[1] & 0x7F
             if size == 126:
-                size = struct.unpack("!H", self.rfile.read(2))[0]
-            mask = self.rfile.read(4)
-            payload = bytes(b ^ mask[i % 4] for i, b in enumerate(self.rfile.read(size)))
+                size = struct.unpack("!H", self._exactly(2))[0]
+            mask = self._exactly(4)
+            payload = bytes(b ^ mask[i % 4] for i, b in enumerate(self._exactly(size)))
             yield head[0] & 0x0F, payload

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -291,6 +292,19 @@ def listener(plane: FakeControlPlane, wakes: list[int], credential: str | None =
 
     auth = authorization(plane.node_id, credential or plane.credential)
     return Listener(endpoint_parse(plane.url), authorization=auth, wake=wake, pin_sha256=pin)
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"seq"'])
+@pytest.mark.parametrize("line", ["POST /api/agent/v1/sync", "PUT /api/agent/v1/logs/1.1.0?offset=0", "PUT /api/agent/v1/artifacts/1.1.0/a"])
+def test_who_is_killed_between_two_packets_has_said_nothing(line: str, sent: bytes) -> None:
+    """As an agent that gets SIGKILL once its header is out; what came of the body is not taken for a request."""
+    with FakeControlPlane() as plane:
+        head = f"{line} HTTP/1.1\r\nAuthorization: Node {plane.node_id}:{plane.credential}\r\nContent-Length: 20\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", plane.port), timeout=PATIENCE_S) as agent:
+            agent.sendall(head.encode() + sent)
+            agent.shutdown(socket.SHUT_WR)
+            assert agent.recv(100) == b""
+        assert (plane.problems, plane.syncs, plane.logs, plane.artifacts) == ([], [], {}, {})
 
 
 def test_a_nudge_wakes(quick_retry: None) -> None:
