@@ -24,7 +24,7 @@ class Group:
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self.requests: dict[int, int] = {}  # identity of a request -> jobs that ask for it and are not held
+        self.requests: dict[int, int] = {}  # serial of a request -> jobs that ask for it and are not held
 
 
 def groups_of(jobs: Iterable[Job], policy: Policy) -> dict[Owner, Group]:
@@ -33,36 +33,46 @@ def groups_of(jobs: Iterable[Job], policy: Policy) -> dict[Owner, Group]:
     fold, floor = max(policy.age_fold_s, 1.0), max(policy.short_floor_s, 1.0)
     has_queues = policy.order in ("drf", "capacity")
     queue = ""
-    groups: dict[Owner, Group] = {}
     lengths: dict[int | None, float] = {}  # limit -> logarithm of the likely runtime, where nothing is predicted
     log = math.log
     qos = dict(policy.qos)
     queues = [queue.name for queue in policy.queues] or [""]
+    by_user: dict[int, Group] = {}
+    by_rest: dict[tuple[int, int, str], dict[int, Group]] = {}  # all of an owner but the user -> the groups of each user
+    # Whose groups ``by_user`` are: mostly the next job is of the same.
+    level: int | None = None
+    project, queue_before = 0, ""
     for job in jobs:
+        priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
         if has_queues:
             queue = job.queue if job.queue in queues else queues[0]
-        priority = job.priority + qos.get(job.qos, 0) if job.qos else job.priority
-        owner = (priority, job.user, job.project, queue)
-        group = groups.get(owner)
-        if group is None:
-            group = groups[owner] = Group()
+        if priority != level or job.project != project or queue != queue_before:
+            level, project, queue_before = priority, job.project, queue
+            by_user = by_rest.setdefault((priority, project, queue), {})
+        try:
+            group = by_user[job.user]
+        except KeyError:
+            group = by_user[job.user] = Group()
         at = job.submitted
         if not is_short_first:
-            own = at
-        elif job.predicted_s is not None:
-            own = log(max(likely_s(job), floor)) + at / fold
+            own = 0.0
+        elif job.predicted_s is None:
+            try:
+                own = lengths[job.time_limit_s] + at / fold
+            except KeyError:
+                lengths[job.time_limit_s] = length = log(max(likely_s(job), floor))
+                own = length + at / fold
         else:
-            length = lengths.get(job.time_limit_s)
-            if length is None:
-                length = lengths[job.time_limit_s] = log(max(likely_s(job), floor))
-            own = length + at / fold
+            own = log(max(likely_s(job), floor)) + at / fold
         group.items.append((own, at, job.id, job))
         if job.hold is None:
-            # Equal requests are mostly one object: that saves hashing each.
-            key, requests = id(job.request), group.requests
+            key, requests = job.request.serial, group.requests
             requests[key] = requests.get(key, 0) + 1
-    for group in groups.values():
-        group.items.sort()  # no two have one id
+    groups: dict[Owner, Group] = {}
+    for (priority, project, queue), users in by_rest.items():
+        for user, group in users.items():
+            group.items.sort()  # no two have one id
+            groups[priority, user, project, queue] = group
     return groups
 
 
@@ -75,8 +85,8 @@ class Backlog(Sequence[Job]):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.groups: dict[Owner, Group] = {}
-        self.by_identity: dict[int, Request] = {}
-        self.times: dict[int, int] = {}  # identity of a request -> jobs that ask for it
+        self.by_serial: dict[int, Request] = {}
+        self.times: dict[int, int] = {}  # serial of a request -> jobs that ask for it
         self._jobs: dict[int, Job] = {}
         self._where: dict[int, tuple[Owner, Item]] = {}
         self._by_age: list[tuple[float, int]] = []
@@ -85,11 +95,11 @@ class Backlog(Sequence[Job]):
     def add(self, job: Job) -> None:
         [(owner, one)] = groups_of((job,), self.policy).items()
         [item] = one.items
-        key = id(job.request)
+        key = job.request.serial
         group = self.groups.setdefault(owner, Group())
         insort(group.items, item)
         group.requests[key] = group.requests.get(key, 0) + 1
-        self.by_identity[key] = job.request
+        self.by_serial[key] = job.request
         self.times[key] = self.times.get(key, 0) + 1
         self._jobs[job.id] = job
         self._where[job.id] = (owner, item)
@@ -100,7 +110,7 @@ class Backlog(Sequence[Job]):
         """Raises KeyError for a job that is not here."""
         job = self._jobs.pop(job_id)
         owner, item = self._where.pop(job_id)
-        key = id(job.request)
+        key = job.request.serial
         group = self.groups[owner]
         del group.items[bisect_left(group.items, item)]
         group.requests[key] -= 1
@@ -113,7 +123,7 @@ class Backlog(Sequence[Job]):
         del longest[bisect_left(longest, self._longest_s(job))]
         self.times[key] -= 1
         if not self.times[key]:
-            del self.times[key], self.by_identity[key]
+            del self.times[key], self.by_serial[key]
         return job
 
     def _longest_s(self, job: Job) -> float:

@@ -67,12 +67,14 @@ class Buckets:
             offers = levels[order[0]]
             for number, offer in offers.items():
                 cards = offer.bucket.cards
-                while cards and cards[0][2].bucket != number:
+                while cards:
+                    less_score, place, card = cards[0]
+                    if card.bucket == number:
+                        break
                     pop(cards)
-                if not cards:
+                else:
                     gone.append(number)
                     continue
-                less_score, place, card = cards[0]
                 value = less_score - offer.weight
                 if found is None or value < best - NEAR or (value < best + NEAR and _is_before(value, place, best, at)):
                     best, at, found = value, place, card

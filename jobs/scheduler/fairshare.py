@@ -7,8 +7,8 @@ than it asks for (held + waiting), and what one leaves is dealt out among the ot
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from jobs.scheduler.need import Need
@@ -99,9 +99,13 @@ class Owners:
             found = self.standings[owner] = Standing(0.0)
         return found
 
-    def settle(self, waiting: Mapping[int, list[float]], capacity: float) -> None:
-        """Deal out the cards. ``waiting``: owner -> cards of its waiting jobs. Call once, when each ``waits_for`` is complete."""
-        wanted = {owner: math.fsum((standing.held, *waiting.get(owner, ()))) for owner, standing in self.standings.items()}
+    def settle(self, waiting: Iterable[tuple[int, Sequence[float], Iterable[frozenset[int]]]], capacity: float) -> None:
+        """Deal out the cards. ``waiting``: owners, the cards that waiting jobs of theirs want, and the kinds that could serve these."""
+        terms: dict[int, list[float]] = {}
+        for owner, cards, kinds in waiting:
+            self.of(owner).waits_for.update(*kinds)
+            terms.setdefault(owner, []).extend(cards)
+        wanted = {owner: math.fsum((standing.held, *terms.get(owner, ()))) for owner, standing in self.standings.items()}
         for owner, share in max_min(wanted, capacity).items():
             self.standings[owner].share = share
         self.short_on = Counter([kind for standing in self.standings.values() if standing.is_short() for kind in standing.waits_for])
@@ -130,12 +134,13 @@ class Shares:
         self._pool = pool
         self._cards: dict[int, float] = {}  # by Pool.number
         self._kinds: dict[int, frozenset[int]] = {}  # likewise
-        self._in_service: Counter[int] = Counter()  # by kind of card
         self.has_projects = False  # more than one: else every owner's project says the same
-        self.queues: dict[str, float] = {}  # name -> cards held
+        self.queues: dict[str, float] = {}  # name -> cards held, where the order looks at queues
         self.dominant: dict[int, list[float]] = {}  # user -> share of all cards, host cores and host memory
         self.capacity = float(pool.capacity)
-        here = [node.node for node in pool.nodes if node.node.takes_work]
+        self.kind_capacity = pool.kind_capacity  # of this, cards of each kind
+        self._is_drf = policy.order == "drf"
+        here = [node.node for node in pool.nodes if node.node.takes_work] if self._is_drf else []
         self._cores_milli = sum(node.cpu_cores or 0 for node in here) * 1000
         self._memory_mib = sum(node.memory_mib or 0 for node in here)
         by_user, by_project = self._held(snapshot)
@@ -144,23 +149,24 @@ class Shares:
 
     def _held(self, snapshot: Snapshot) -> tuple[dict[int, float], dict[int, float]]:
         """What runs already: ({user: cards}, {project: cards}). Fills ``queues`` and ``dominant``."""
-        is_drf = self._policy.order == "drf"
-        held: defaultdict[tuple[int, int, str], list[float]] = defaultdict(list)
-        for run in snapshot.running:
+        running = snapshot.running
+        held: list[float] = []
+        for run in running:
             cards = 0.0
             for part in run.slices:
                 cards += 1.0 if part.exclusive else self._part(part)
-            held[run.user, run.project, run.queue].append(cards)
-            if is_drf and run.request is not None:
-                self._dominate(run.user, 0.0, run.request)
-        names = [queue.name for queue in self._policy.queues] or [""]
-        by_user = _sums((user, terms) for (user, _project, _queue), terms in held.items())
-        by_project = _sums((project, terms) for (_user, project, _queue), terms in held.items())
-        self.queues = _sums((queue if queue in names else names[0], terms) for (_user, _project, queue), terms in held.items())
-        if is_drf:
+            held.append(cards)
+        by_user = _sums([run.user for run in running], held)
+        if self._is_drf:
+            for run in running:
+                if run.request is not None:
+                    self._dominate(run.user, 0.0, run.request)
             for user, cards in by_user.items():
                 self._dominate(user, cards, None)
-        return by_user, by_project
+        if self._policy.order == "capacity":
+            names = [queue.name for queue in self._policy.queues] or [""]
+            self.queues = _sums([run.queue if run.queue in names else names[0] for run in running], held)
+        return by_user, _sums([run.project for run in running], held)
 
     def _part(self, part: Slice) -> float:
         """A slice's share of its card."""
@@ -191,46 +197,40 @@ class Shares:
         return found
 
     def cards_of(self, kind: int) -> dict[int, float]:
-        """Identity of a request of the snapshot -> what it takes, of those that a card of the kind could serve."""
-        requests = self._pool.by_identity
+        """Serial of a request of the snapshot -> what it takes, of those that a card of the kind could serve."""
+        requests = self._pool.by_serial
         return {key: self.cards(request) for key, request in requests.items() if kind in self.kinds(request)}
 
-    def in_service(self, kind: int) -> int:
-        """How many cards of the kind take work."""
-        if not self._in_service:
-            self._in_service = Counter([card.kind for card in self._pool.card_of.values() if card.is_open])
-        return self._in_service[kind]
-
     def settle(self, waiting: Iterable[tuple[int, int, Mapping[int, int]]]) -> None:
-        """(user, project, {identity of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""
-        # 1. By identity of a request: its cards, and the kinds that could serve it; only of those that want cards that are here.
+        """(user, project, {serial of a request of the snapshot: jobs that wait and may run}). Call once, before the first ``take``."""
+        # 1. By serial of a request: its cards, and the kinds that could serve it; only of those that want cards that are here.
         cards_of: dict[int, float] = {}
         kinds_of: dict[int, frozenset[int]] = {}
-        for key, request in self._pool.by_identity.items():
+        for key, request in self._pool.by_serial.items():
             cards, kinds = self.cards(request), self.kinds(request)
-            if kinds and cards > 0:
-                cards_of[key], kinds_of[key] = cards, kinds
+            cards_of[key] = cards if kinds else 0.0
+            if cards_of[key] > 0:
+                kinds_of[key] = kinds
         all_kinds = {*kinds_of.values()}
         # 2. What each owner wants.
-        of_users: dict[int, list[float]] = {}
-        of_projects: dict[int, list[float]] = {}
+        wants: list[tuple[int, int, list[float], set[frozenset[int]]]] = []
         for user, project, requests in waiting:
-            mine = [cards_of[key] * times for key, times in requests.items() if key in cards_of]
-            if mine:
-                waits_for = all_kinds if len(all_kinds) == 1 else {kinds_of[key] for key in requests if key in kinds_of}
-                for owner, owners, terms in ((user, self.users, of_users), (project, self.projects, of_projects)):
-                    terms.setdefault(owner, []).extend(mine)
-                    owners.of(owner).waits_for.update(*waits_for)
-        self.users.settle(of_users, self.capacity)
-        self.projects.settle(of_projects, self.capacity)
-        self.has_projects = len(self.projects.standings) > 1
+            mine = [cards_of[key] * times for key, times in requests.items()]
+            if any(mine):
+                wants.append(
+                    (user, project, mine, all_kinds if len(all_kinds) == 1 else {kinds_of[key] for key in requests if key in kinds_of})
+                )
+        self.users.settle([(user, mine, kinds) for user, _project, mine, kinds in wants], self.capacity)
+        self.has_projects = len({*self.projects.standings, *[project for _user, project, _mine, _kinds in wants]}) > 1
+        if self.has_projects:
+            self.projects.settle([(project, mine, kinds) for _user, project, mine, kinds in wants], self.capacity)
 
     def take(self, job: Job, cards: float) -> None:
         """The job was placed; ``cards``: what ``cards`` says of its request."""
         self.users.take(job.user, cards)
         if self.has_projects:
             self.projects.take(job.project, cards)
-        if self._policy.order == "drf":
+        if self._is_drf:
             self._dominate(job.user, cards, job.request)
 
     def take_queue(self, queue: str, cards: float) -> None:
@@ -266,12 +266,20 @@ class Shares:
         if held <= NEAR or held + 0.5 * cards <= standing.share + NEAR:
             return False
         short_on = self.users.short_on
-        return bool(kinds) and all(short_on[kind] > 0 for kind in kinds)
+        for kind in kinds:
+            if short_on[kind] <= 0:
+                return False
+        return bool(kinds)
 
 
-def _sums(terms: Iterable[tuple[Name, list[float]]]) -> dict[Name, float]:
-    """Exact: whatever the order of the terms."""
+def _sums(owners: Sequence[Name], amounts: Sequence[float]) -> dict[Name, float]:
+    """The sum of each owner's amounts. Exact: whatever their order."""
+    if len({*owners}) == 1:
+        return {owners[0]: math.fsum(amounts)}
     found: dict[Name, list[float]] = {}
-    for owner, more in terms:
-        found.setdefault(owner, []).extend(more)
-    return {owner: math.fsum(all_terms) for owner, all_terms in found.items()}
+    for owner, amount in zip(owners, amounts, strict=True):
+        try:
+            found[owner].append(amount)
+        except KeyError:
+            found[owner] = [amount]
+    return {owner: math.fsum(terms) for owner, terms in found.items()}

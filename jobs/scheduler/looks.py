@@ -5,9 +5,7 @@ Caught up lazily from ``Pool.moved``: between two requests that fail only the ca
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 from jobs.scheduler.binding import CardView, Move, NodeView, Tally
 from jobs.scheduler.need import Need
@@ -67,8 +65,9 @@ class Looks:
                 looks = self._all(item.cards)
                 self._looks.append(looks)
                 self._views.append(NodeView(node.name, node.refusal, node.takes_work, item.gpus, looks))
-            for number, times in Counter(chain.from_iterable(self._looks)).items():
-                counts[number] = times
+            for looks in self._looks:
+                for number in looks:
+                    counts[number] += 1
         else:
             moved = [*dict.fromkeys(pool.moved[self._seen :])]
             for card, number in zip(moved, self._all(moved), strict=True):

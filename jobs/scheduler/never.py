@@ -26,8 +26,10 @@ _NEVER_KIND = {
     reasons.NODE_MEMORY: reasons.NEVER_NODE_MEMORY,
 }
 
-kind_of = attrgetter("vendor", "model", "compute_capability", "total_mib", "nominal_mib", "max_slices")
-"""Cards of one kind, on nodes of the same traits, answer a request alike while they are empty and in service."""
+
+def kind_of(gpu: Gpu) -> tuple[object, ...]:
+    """Cards of one kind, on nodes of the same traits, answer a request alike while they are empty and in service."""
+    return (gpu.total_mib, gpu.model, gpu.max_slices, gpu.compute_capability, gpu.nominal_mib, gpu.vendor)
 
 
 _gpu_place = attrgetter("index", "id")

@@ -19,8 +19,7 @@ its order says; the oldest of these at any time. Three times that, and only limi
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jobs.scheduler.backlog import Backlog, Item, Owner, groups_of
 from jobs.scheduler.fairshare import Shares
@@ -36,17 +35,19 @@ QUIET = 32
 #: A loan of cards is missed as long as those below their share have work waiting: up to so many times ``borrow_s`` that is not long.
 LITTLE = 3
 Key = tuple[float, ...]
+#: A job behind its key: (the line's first, the line's part + its own, submit, id, its own, the job, its line). No two have one id.
+Entry = tuple[Key, float, float, int, float, Job, "WaitingLine"]
 
 
 class WaitingLine:
     """The waiting jobs of one sort of owner: they differ in nothing but their own part of the key. ``first`` and ``add``: the owner's."""
 
-    __slots__ = ("add", "at", "first", "is_stale", "items", "of_project", "of_user", "past", "project", "queue", "user")
+    __slots__ = ("add", "first", "is_stale", "items", "of_project", "of_user", "past", "project", "queue", "rest", "user")
 
     def __init__(self, owner: Owner, items: Sequence[Item], first: Key, shares: Shares) -> None:
         _priority, self.user, self.project, self.queue = owner
         self.items = items
-        self.at = 0
+        self.rest = iter(items)  # those whose turn has not come
         self.first = first
         self.add = 0.0
         self.past = shares.log_past(self.user, self.project)  # the part of ``add`` that does not change
@@ -146,63 +147,71 @@ class JobQueue:
 
     def _by_shares(self, shares: Shares) -> Iterator[Job]:
         settle = self._settle_of(shares)
-        adds = self._policy.order != "drf"  # the two parts of the key are added up, or compared one after the other
         lines = self._all_lines
 
-        def key(number: int) -> tuple[Any, ...]:
-            line = lines[number]
+        def entry(line: WaitingLine) -> Entry | None:
+            """Its next job behind that job's key; None = that was its last."""
             if line.is_stale:
                 settle(line)
-            own, at, job_id, _job = line.items[line.at]
-            return (line.first, line.add + own if adds else line.add, at, job_id, number)
+            for own, at, job_id, job in line.rest:
+                return (line.first, line.add + own, at, job_id, own, job, line)
+            return None
 
         longest = QUIET
+        replace = heapq.heapreplace
         while True:
             # 1. From line to line: the owner's part of a key changes with each placement.
-            heap = [key(number) for number, line in enumerate(lines) if line.at < len(line.items)]
+            heap = [top for line in lines if (top := entry(line)) is not None]
             heapq.heapify(heap)
             self._quiet = 0
             while heap and self._quiet < longest:
-                top = heap[0]
-                number = top[-1]
-                line = lines[number]
-                if line.is_stale and (now := key(number)) > top:
+                first, value, at, job_id, own, job, line = heap[0]
+                if line.is_stale:
                     # Its owner has got something since: keys only grow within a pass.
-                    heapq.heapreplace(heap, now)
-                    continue
+                    settle(line)
+                    if line.add + own > value or line.first > first:
+                        heapq.heapreplace(heap, (line.first, line.add + own, at, job_id, own, job, line))
+                        continue
                 self._quiet += 1
-                at = line.at
-                line.at = at + 1
-                yield line.items[at][3]
-                if line.at < len(line.items):
-                    heapq.heapreplace(heap, key(number))
+                yield job
+                if line.is_stale:
+                    settle(line)
+                for own, at, job_id, job in line.rest:
+                    replace(heap, (line.first, line.add + own, at, job_id, own, job, line))
+                    break
                 else:
                     heapq.heappop(heap)
             # 2. Nothing has been placed for a while: the rest in one go, until something is.
             if not heap:
                 return
+            found = self._rest(heap, settle)
             self._quiet = 1
-            for _first, _key, _at, _id, number, job in self._rest(settle, adds=adds):
-                lines[number].at += 1
-                yield job
+            for number, top in enumerate(found, start=1):
+                yield top[5]
                 if not self._quiet:
+                    self._resume(found[number:])
                     break
             longest *= 2
 
-    def _rest(self, settle: Callable[[WaitingLine], None], *, adds: bool) -> list[tuple[Key, float, float, int, int, Job]]:
-        """The jobs that are left in their order, as the shares are now: their keys, the numbers of their lines, and they themselves."""
-        found: list[tuple[Key, float, float, int, int, Job]] = []
-        for number, line in enumerate(self._all_lines):
-            if line.at < len(line.items):
-                if line.is_stale:
-                    settle(line)
-                first, add = line.first, line.add
-                if adds:
-                    found += [(first, add + own, at, job_id, number, job) for own, at, job_id, job in line.items[line.at :]]
-                else:
-                    found += [(first, add, at, job_id, number, job) for _own, at, job_id, job in line.items[line.at :]]
+    def _rest(self, heads: Sequence[Entry], settle: Callable[[WaitingLine], None]) -> list[Entry]:
+        """The jobs that are left in their order, as the shares are now. ``heads``: the next one of each line."""
+        found: list[Entry] = []
+        for _first, _value, head_at, head_id, head_own, head, line in heads:
+            if line.is_stale:
+                settle(line)
+            first, add = line.first, line.add
+            found.append((first, add + head_own, head_at, head_id, head_own, head, line))
+            found += [(first, add + own, at, job_id, own, job, line) for own, at, job_id, job in line.rest]
         found.sort()  # no two have one id
         return found
+
+    def _resume(self, entries: Iterable[Entry]) -> None:
+        """Give the lines these jobs back."""
+        left: dict[WaitingLine, list[Item]] = {}
+        for _first, _value, at, job_id, own, job, line in entries:
+            left.setdefault(line, []).append((own, at, job_id, job))
+        for line, items in left.items():
+            line.rest = iter(items)
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""
@@ -246,7 +255,8 @@ class JobQueue:
 
     def placed(self, job: Job, cards: float) -> None:
         """``cards``: what ``Shares.cards`` says of its request."""
-        self._is_served |= job is self._first
+        if job is self._first:
+            self._is_served = True
         self._quiet = 0
         shares = self.shares
         if shares is None:
@@ -285,7 +295,7 @@ class JobQueue:
         """
         found = self._much.get(kind)
         if found is None:
-            found = self._much[kind] = self._has_work(kind, shares, LITTLE * self._policy.borrow_s * shares.in_service(kind))
+            found = self._much[kind] = self._has_work(kind, shares, LITTLE * self._policy.borrow_s * shares.kind_capacity[kind])
         return found
 
     def _has_work(self, kind: int, shares: Shares, most: float) -> bool:
@@ -297,7 +307,7 @@ class JobQueue:
             if not line.of_user.is_short():
                 continue
             for _own, _at, _id, job in line.items:
-                cards = cards_of.get(id(job.request))
+                cards = cards_of.get(job.request.serial)
                 if cards and job.hold is None:
                     left -= cards * likely_s(job)
                     if left < 0:

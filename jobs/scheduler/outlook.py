@@ -70,7 +70,7 @@ class Until:
     def __init__(self, ends: Ends, told: Mapping[int, Estimate]) -> None:
         self._ends = ends
         self._told = told
-        self._rooms: dict[int, float | None] = {}  # by the request's object: in a snapshot equal ones are mostly one
+        self._rooms: dict[int, float | None] = {}  # by the request's serial
 
     def of(self, reason: Reason, request: Request) -> float | None:
         if reason.code == reasons.BLOCKED_BY:
@@ -78,7 +78,7 @@ class Until:
             return None if ahead is None else ahead.p50
         if reason.code not in ENDS_WITH_A_JOB:
             return None
-        key = id(request)
+        key = request.serial
         if key not in self._rooms:
             self._rooms[key] = self._ends.room_anywhere_at(request)
         return self._rooms[key]

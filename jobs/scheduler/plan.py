@@ -15,6 +15,7 @@ from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
 
 #: The reason of every refusal of a plan that was asked not to explain.
+new = object.__new__
 UNEXPLAINED = Reason(code="waiting")
 
 
@@ -75,20 +76,20 @@ class _Pass:
         self._place_one = self.placer.pool.place_one
         self._has_cpu_jobs = any(request.gpu_count == 0 for request in self.placer.pool.requests)
         self._asked: dict[Request, _Asked] = {}
-        self._by_object: dict[int, _Asked] = {}  # equal requests are mostly one object: that saves hashing each
+        self._by_serial: dict[int, _Asked] = {}
 
     def run(self) -> Plan:
         placements: list[Placement] = []
         refusals: list[Refusal] = []
         position = 1
         explain = self.explain
-        by_object, queue, ends = self._by_object, self.queue, self.ends
+        by_serial, queue, ends = self._by_serial, self.queue, self.ends
         for job in queue:
             if job.hold is not None:
                 if explain:
                     refusals.append(Refusal(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
-            asked = by_object.get(id(job.request)) or self._asked_of(job.request)
+            asked = by_serial.get(job.request.serial) or self._asked_of(job.request)
             outcome = asked.failed_kept
             if outcome is None:
                 # May it use kept cards? If not, what failed before fails again.
@@ -111,7 +112,9 @@ class _Pass:
                         break
             if not explain:
                 continue
-            refusals.append(Refusal(job.id, outcome, position, asked.is_never))
+            refusal = new(Refusal)
+            refusal.job, refusal.reason, refusal.position, refusal.never = job.id, outcome, position, asked.is_never
+            refusals.append(refusal)
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
             if not asked.is_never:
                 position += 1
@@ -137,7 +140,7 @@ class _Pass:
         found = self._asked.get(request)
         if found is None:
             found = self._asked[request] = _Asked(request, self.placer, self.queue, self.reservations)
-        self._by_object[id(request)] = found
+        self._by_serial[request.serial] = found
         return found
 
     def _try(self, job: Job, asked: _Asked, *, passes: bool) -> Placement | Reason:

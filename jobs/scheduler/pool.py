@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter, lt
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from jobs.scheduler.backlog import Backlog
@@ -29,13 +29,18 @@ if TYPE_CHECKING:
 
 #: No cost: those are 0 at most.
 UNRATED = 1.0
+new = object.__new__
 _gpu_key = attrgetter("index", "id")
 
 
-def _by_index(gpus: Sequence[Gpu]) -> list[Gpu]:
+def _by_index(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
     """By index and id. Mostly they are already."""
-    indices = [gpu.index for gpu in gpus]
-    return [*gpus] if all(map(lt, indices, indices[1:])) else sorted(gpus, key=_gpu_key)
+    before: int | None = None
+    for gpu in gpus:
+        if before is not None and gpu.index <= before:
+            return sorted(gpus, key=_gpu_key)
+        before = gpu.index
+    return gpus
 
 
 class PoolCard:
@@ -49,25 +54,22 @@ class PoolCard:
         "added", "aside_for", "at", "bucket", "cost", "foreign_mib", "free_mib", "gpu", "is_open", "is_strained", "kind", "live", "number",
         "place", "slices_before",
     )  # fmt: skip
-
-    def __init__(
-        self, gpu: Gpu, number: int, at: int, place: int, kind: int, slices: Sequence[Slice], free_mib: int, foreign_mib: int
-    ) -> None:
-        self.gpu = gpu
-        self.number = number
-        self.at = at
-        self.place = place
-        self.kind = kind
-        self.live = len(slices)
-        self.free_mib = free_mib
-        self.foreign_mib = foreign_mib
-        self.is_open = False
-        self.aside_for: int | None = None
-        self.bucket = -1
-        self.cost = UNRATED
-        self.is_strained = False
-        self.slices_before = slices
-        self.added: list[tuple[int, int, bool]] | None = None
+    # No __init__: calling one for each card would be a tenth of what it takes to build the pool.
+    gpu: Gpu
+    number: int
+    at: int
+    place: int
+    kind: int
+    live: int
+    free_mib: int
+    foreign_mib: int
+    is_open: bool
+    aside_for: int | None
+    bucket: int
+    cost: float
+    is_strained: bool
+    slices_before: Sequence[Slice]
+    added: list[tuple[int, int, bool]] | None
 
     def state(self) -> State:
         return (self.kind, self.free_mib, self.live)
@@ -150,39 +152,39 @@ class Pool:
         self.capacity = 0  # cards that are in service on nodes that take work
         self.free_cards = 0  # of these, cards with any memory free
         self.kinds: list[Gpu] = []  # one sample of each kind …
-        self.kind_counts: list[int] = []  # … how many cards there are of it …
+        self.kind_counts: list[int] = []  # … how many cards there are of it, how many of these are counted in ``capacity`` …
+        self.kind_capacity: list[int] = []
         self.kind_nodes: list[Node] = []  # … and of the node it is on
         self.kept_kinds: set[int] = set()  # kinds of which some card is kept for a waiting job
         self.log: list[PoolNode] = []
         self.log_empties: list[PoolNode] = []
         self.moved: list[PoolCard] = []
         self._needs: dict[int, list[Need | Reason]] = {}
-        self._mix: Mix | None = None
-        self._known_mix = snapshot.mix
         self.requests: Counter[Request] = Counter()
-        self._numbers: dict[int, int] = {}  # by the request's identity; the snapshot keeps the objects alive
+        self._numbers: dict[int, int] = {}  # by the serial of the request
         self._number_of: dict[Request, int] = {}
-        self.by_identity, times_of = _requests(snapshot.jobs)
+        self.by_serial, times_of = _requests(snapshot.jobs)
         for key, times in times_of.items():
-            request = self.by_identity[key]
+            request = self.by_serial[key]
             self.requests[request] += times
             self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
         self._traits = NodeTraits(self.requests)
         self._build(snapshot)
+        #: What comes, as packing sees it.
+        self.mix = Mix(mix_of(snapshot.mix or self.requests.items()), self.kinds, self.needs, is_sliced=policy.slicing_rules)
+        if not self.mix.has_hosts:
+            for item in self.nodes:
+                item.host = self.mix.all_hosts
 
     def _build(self, snapshot: Snapshot) -> None:
-        taken: dict[int, list[Slice]] = {}
-        for part in snapshot.slices:
-            if part.gpu in taken:
-                taken[part.gpu].append(part)
-            else:
-                taken[part.gpu] = [part]
-        nothing: list[Slice] = []
         policy, card_of = self.policy, self.card_of
+        taken = _by_gpu(snapshot.slices)
+        nothing: Sequence[Slice] = ()
         kinds_at: dict[tuple[object, ...], dict[object, int]] = {}
         kind_at: dict[object, int] = {}
         last_key: object = None
         kind = -1  # that of ``last_key``
+        number = 0
         for at, node in enumerate(sorted(snapshot.nodes, key=attrgetter("id"))):
             item = PoolNode(node, at)
             self.nodes.append(item)
@@ -193,9 +195,9 @@ class Pool:
             if kinds_here is not kind_at:
                 kind_at, last_key = kinds_here, None
             first_kind = -1
-            is_open = 0
+            open_cards = 0
             cards, ranked = item.cards, item.ranked
-            for gpu in item.gpus:
+            for place, gpu in enumerate(item.gpus):
                 key = kind_of(gpu)
                 if key != last_key:
                     last_key = key
@@ -205,6 +207,7 @@ class Pool:
                         kind = kind_at[key] = len(self.kinds)
                         self.kinds.append(gpu)
                         self.kind_counts.append(0)
+                        self.kind_capacity.append(0)
                         self.kind_nodes.append(node)
                 if kind != first_kind:
                     if first_kind < 0:
@@ -219,11 +222,27 @@ class Pool:
                 slices = taken.get(gpu.id, nothing)
                 for part in slices:
                     free -= total if part.exclusive else part.mib
-                card = card_of[gpu.id] = PoolCard(gpu, len(card_of), at, len(cards), kind, slices, free, foreign)
+                card = PoolCard()
+                card.gpu = gpu
+                card.number = number
+                card.at = at
+                card.place = place
+                card.kind = kind
+                card.live = len(slices)
+                card.free_mib = free
+                card.foreign_mib = foreign
+                card.is_open = is_open = takes_work and gpu.is_schedulable
+                card.aside_for = card.added = None
+                card.bucket = -1
+                card.cost = UNRATED
+                card.is_strained = False
+                card.slices_before = slices
+                card_of[gpu.id] = card
                 cards.append(card)
-                if takes_work and gpu.is_schedulable:
-                    card.is_open = True
-                    is_open += 1
+                number += 1
+
+                if is_open:
+                    open_cards += 1
                     is_empty = not slices and not foreign
                     if free > 0:
                         self.free_cards += 1
@@ -238,14 +257,16 @@ class Pool:
                             self.moved.append(card)
             if item.is_uniform and cards:
                 self.kind_counts[first_kind] += len(cards)
+                self.kind_capacity[first_kind] += open_cards
             else:
                 for card in cards:
                     self.kind_counts[card.kind] += 1
+                    self.kind_capacity[card.kind] += card.is_open
             if ranked:
                 ranked.sort()
                 item.empty = len(ranked)
                 self.log_empties.append(item)
-            self.capacity += is_open
+            self.capacity += open_cards
 
     def cost_of(self, card: PoolCard) -> float:
         """Its ``cost``, also of one that had no room."""
@@ -258,9 +279,10 @@ class Pool:
 
     def number(self, request: Request) -> int:
         """Equal requests have one number: a cheap key, where hashing the request itself would cost more than the work it saves."""
-        found = self._numbers.get(id(request))
-        # Not of this snapshot's jobs: its identity may be used again.
-        return self._number_of.setdefault(request, len(self._number_of)) if found is None else found
+        found = self._numbers.get(request.serial)
+        if found is None:
+            found = self._numbers[request.serial] = self._number_of.setdefault(request, len(self._number_of))
+        return found
 
     def needs(self, request: Request) -> list[Need | Reason]:
         """What the request takes from a card of each kind, by ``PoolCard.kind``."""
@@ -286,13 +308,6 @@ class Pool:
         counts = [(same[0].node, Counter([card.kind for card in same[0].cards]), len(same)) for same in alike.values()]
         return Inventory([item.node for item in self.nodes], list(zip(self.kinds, self.kind_nodes, strict=True)), counts)
 
-    @property
-    def mix(self) -> Mix:
-        """What comes, as packing sees it: made when first asked for."""
-        if self._mix is None:
-            self._mix = Mix(mix_of(self._known_mix or self.requests.items()), self.kinds, self.needs, is_sliced=self.policy.slicing_rules)
-        return self._mix
-
     def host_of(self, node: PoolNode) -> int:
         if node.host is None:
             node.host = self.mix.host_class(node.cpu_milli, node.memory_mib)
@@ -317,7 +332,10 @@ class Pool:
         grants = (self._take(job, shape, node, card),)
         node.version += 1
         self.log.append(node)
-        return Placement(job, (RankPlacement(0, node.node.id, grants),))
+        rank, placement = new(RankPlacement), new(Placement)
+        rank.index, rank.node, rank.grants = 0, node.node.id, grants
+        placement.job, placement.ranks = job, (rank,)
+        return placement
 
     def _changed(self, node: PoolNode, shape: Shape) -> None:
         request = shape.request
@@ -354,7 +372,9 @@ class Pool:
         if free <= mib:
             card.bucket = -1
             self.free_cards -= 1
-        return Grant(card.gpu.id, mib, exclusive)
+        grant = new(Grant)
+        grant.gpu, grant.mib, grant.exclusive = card.gpu.id, mib, exclusive
+        return grant
 
     def set_aside(self, cards: Iterable[PoolCard], job: int) -> None:
         """Keep the cards for a job that waits for them: no later job gets them, but for one whose shape takes kept cards."""
@@ -372,17 +392,29 @@ class Pool:
             self.log_empties.append(node)
 
 
+def _by_gpu(slices: Sequence[Slice]) -> dict[int, Sequence[Slice]]:
+    """The slices by card. Mostly a card has one."""
+    found: dict[int, Sequence[Slice]] = {part.gpu: (part,) for part in slices}
+    if len(found) < len(slices):
+        several: dict[int, list[Slice]] = {}
+        for part in slices:
+            if found[part.gpu][0] is not part:
+                several.setdefault(part.gpu, [*found[part.gpu]]).append(part)
+        found |= several
+    return found
+
+
 def _requests(jobs: Sequence[Job]) -> tuple[Mapping[int, Request], Mapping[int, int]]:
-    """({identity: request}, {identity: jobs}). Equal requests are mostly one object: counting objects first saves hashing each."""
+    """({serial: request}, {serial: jobs}). Equal requests are mostly one object: counting objects first saves hashing each."""
     if isinstance(jobs, Backlog):
-        return jobs.by_identity, jobs.times
-    by_identity: dict[int, Request] = {}
+        return jobs.by_serial, jobs.times
+    by_serial: dict[int, Request] = {}
     times: dict[int, int] = {}
     for job in jobs:
         request = job.request
-        key = id(request)
-        if key in times:
+        key = request.serial
+        try:
             times[key] += 1
-        else:
-            by_identity[key], times[key] = request, 1
-    return by_identity, times
+        except KeyError:
+            by_serial[key], times[key] = request, 1
+    return by_serial, times

@@ -5,7 +5,7 @@ The weighted sum decides among cards that are equally good for what comes later:
 
 from __future__ import annotations
 
-from math import exp
+from math import copysign, exp
 from typing import Final
 
 from jobs.scheduler.types import Gpu, Node
@@ -129,10 +129,10 @@ def packing_class(strategy: str, *, lost: float, fragmentation: float, free_shar
     ``free_share`` in [0, 1]: how empty the card or node is.
     Source: Weng et al., "Beware of Fragmentation", USENIX ATC 2023.
     """
-    if strategy == FIRST_FIT:
-        return 0
+    if strategy == FRAGMENTATION_AWARE:
+        return -int(100 / (1 + exp(lost if -50.0 < lost < 50.0 else copysign(50.0, lost))))
     if strategy == BEST_FIT:
         return -round(1000 * fragmentation)
     if strategy == LOAD_BALANCE:
         return -round(100 * free_share)
-    return -int(100 / (1 + exp(min(max(lost, -50.0), 50.0))))
+    return 0

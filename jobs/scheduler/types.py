@@ -5,9 +5,13 @@ Units: memory MiB, temperature °C, load per cent, times seconds since the epoch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from itertools import count
 from typing import Any
+
+_serials = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,12 @@ class Request:
     cpu_milli: int | None = None  # thousandths of a core
     host_mem_mib: int | None = None
     is_exclusive: bool = False  # the whole card, however little memory is asked for
+    #: Of this object alone: equal requests are mostly one object, and telling objects apart saves hashing each.
+    serial: int = field(default_factory=_serials.__next__, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[[], Request], tuple[()]]:
+        """In another process the serial may be another's: a copy gets its own."""
+        return partial(Request, **{item.name: getattr(self, item.name) for item in fields(self) if item.init}), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
