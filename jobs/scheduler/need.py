@@ -112,10 +112,11 @@ def host_total(node: Node) -> tuple[int | None, int | None]:
 def host_free(node: Node) -> tuple[int | None, int | None]:
     """What live ranks leave of ``host_total``."""
     cores, memory = host_total(node)
-    return (
-        None if cores is None else max(cores - node.cpu_milli_held, 0),
-        None if memory is None else max(memory - node.memory_mib_held, 0),
-    )
+    if cores is not None:
+        cores = cores - node.cpu_milli_held if cores > node.cpu_milli_held else 0
+    if memory is not None:
+        memory = memory - node.memory_mib_held if memory > node.memory_mib_held else 0
+    return cores, memory
 
 
 def host_short(request: Request, cpu_milli: int | None, memory_mib: int | None) -> str | None:

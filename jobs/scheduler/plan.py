@@ -74,6 +74,7 @@ class _Pass:
         # What is asked for most, one card, without a detour.
         self._best_card = self.placer.candidates.best_card
         self._place_one = self.placer.pool.place_one
+        self._has_queues = policy.order == "capacity"
         self._has_cpu_jobs = any(request.gpu_count == 0 for request in self.placer.pool.requests)
         self._asked: dict[Request, _Asked] = {}
         self._by_serial: dict[int, _Asked] = {}
@@ -89,7 +90,10 @@ class _Pass:
                 if explain:
                     refusals.append(Refusal(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
-            asked = by_serial.get(job.request.serial) or self._asked_of(job.request)
+            try:
+                asked = by_serial[job.request.serial]
+            except KeyError:
+                asked = self._asked_of(job.request)
             outcome = asked.failed_kept
             if outcome is None:
                 # May it use kept cards? If not, what failed before fails again.
@@ -147,8 +151,12 @@ class _Pass:
         """``passes``: it may use kept cards. Call only while ``asked.failed_kept`` is None, and if it passes or nothing failed."""
         request = job.request
         # 1. Who leaves room for others.
-        if asked.has_cards and (room := self._no_room(job, asked)) is not None:
-            return room
+        if asked.has_cards:
+            if self._has_queues and (full := self.queue.queue_room(job)) is not None:
+                name, held, most = full
+                return Reason(code=reasons.QUEUE_FULL, params={"queue": name, "held": round(held, 2), "most": round(most, 2)})
+            if self.queue.must_leave(job, asked.cards, asked.kinds):
+                return self._above_share(job)
         # 2. Place it.
         if job.avoid_nodes:
             shape = self.placer.shape(request, job.avoid_nodes, takes_kept=passes)
@@ -174,16 +182,11 @@ class _Pass:
     def _why(self, request: Request) -> Reason:
         return self.placer.why(request) if self.explain else UNEXPLAINED
 
-    def _no_room(self, job: Job, asked: _Asked) -> Reason | None:
-        if self.policy.order == "capacity" and (full := self.queue.queue_room(job)) is not None:
-            name, held, most = full
-            return Reason(code=reasons.QUEUE_FULL, params={"queue": name, "held": round(held, 2), "most": round(most, 2)})
-        if self.queue.must_leave(job, asked.cards, asked.kinds):
-            if self.explain and (never := self.placer.never(job.request)) is not None:
-                return never
-            held, share = self.queue.held_and_share(job)
-            return Reason(code=reasons.ABOVE_SHARE, params={"held": round(held, 2), "share": round(share, 2)})
-        return None
+    def _above_share(self, job: Job) -> Reason:
+        if self.explain and (never := self.placer.never(job.request)) is not None:
+            return never
+        held, share = self.queue.held_and_share(job)
+        return Reason(code=reasons.ABOVE_SHARE, params={"held": round(held, 2), "share": round(share, 2)})
 
     def _keep(self, job: Job) -> None:
         if not self.snapshot.nodes:
