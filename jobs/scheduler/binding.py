@@ -10,13 +10,13 @@ cause were good. The answer is
 5. else no card here is of the right kind: the commonest mismatch.
 
 Cards that look alike are judged once, and of a node only the numbers of its cards' looks are read: a pass asks this of each request
-that fails, over all nodes. Where nothing but the cards counts, a ``Tally`` serves all requests with the same needs: it is caught up.
+that fails, over all nodes. Where nothing but the cards counts, a ``Tally`` serves all requests with the same needs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
@@ -112,27 +112,22 @@ Side = tuple[str | None, str | None]
 FINE: Side = (None, None)
 
 
-#: A card that looks otherwise now: (its node's place, its look before, its look now).
-Move = tuple[int, int, int]
-
-
 class Tally:
     """How many cards have which cause, and how many of each node: one number a node, ``width`` bits of it for each cause.
 
     ``counts``: how many cards have each look, if all nodes are alike beside their cards, else empty; for one card of one node that is
-    enough. Whoever passes it keeps it and ``nodes`` up to date, and calls ``catch_up``.
+    enough.
     """
 
     def __init__(self, request: Request, nodes: Sequence[NodeView], looks: Sequence[CardView], counts: Sequence[int] = ()) -> None:
         self.nodes = nodes
-        self.looks = [*looks]
+        self.looks = looks
         self.counts = counts
         self._request = request
         self._has_host = request.cpu_milli is not None or request.host_mem_mib is not None
         self._causes = [look.cause() for look in looks]
         self._width = 0
         self._shift: dict[str | None, int] = {}
-        self._weights: list[int] = []  # of each look, where all nodes are alike
         self._counted: dict[str | None, list[int]] = {}
         self._by_side: dict[Side, list[str | None]] = {}
         self.sides: list[Side] = []
@@ -147,7 +142,7 @@ class Tally:
             return
         self._width = max([len(node.looks) for node in self.nodes], default=0).bit_length()
         if self.counts:
-            weights = self._weights = [1 << self._shift_of(cause) for cause in self._causes]
+            weights = [1 << self._shift_of(cause) for cause in self._causes]
             for node in self.nodes:
                 total = 0
                 for look in node.looks:
@@ -156,19 +151,6 @@ class Tally:
             self.sides = [FINE] * len(self.nodes)
         else:
             self._look_closely()
-        self._group()
-
-    def catch_up(self, looks: Sequence[CardView], moves: Iterable[Move]) -> None:
-        """``looks``: those that are new; ``moves``: of the cards that have changed since."""
-        causes = [look.cause() for look in looks]
-        self.looks += looks
-        self._causes += causes
-        if not self.sums:
-            return
-        weights, sums = self._weights, self.sums
-        weights += [1 << self._shift_of(cause) for cause in causes]
-        for at, before, now in moves:
-            sums[at] += weights[now] - weights[before]
         self._group()
 
     def _group(self) -> None:

@@ -1,7 +1,7 @@
 """Puts jobs on the pool one after the other, and says why one does not fit. Whose turn it is, and what is kept for whom, is not known here.
 
-For the pass: ``Placer.place(job, shape)`` answers with a placement (and fills the pool), or None; then ``Placer.why(request)`` answers
-with the reason, which is the same for all jobs of that request until something is placed or set aside.
+For the pass: ``Placer.place(job, shape)`` answers with a placement (and fills the pool), or None. Once nothing more is placed or set
+aside, ``Placer.why(request)`` answers with the reason, which is the same for all jobs of that request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Placer:
         self.policy = policy
         self.pool = Pool(snapshot, policy)
         self.candidates = Candidates(self.pool)
-        self._looks = Looks(self.pool)
+        self._looks: Looks | None = None
         self._inventory: Inventory | None = None
         self._never: dict[int, Reason | None] = {}
         self._cpu_heap: list[CpuEntry] | None = None
@@ -57,8 +57,11 @@ class Placer:
             self._never[number] = never_reason(request, self._inventory, self.policy, self.pool.needs(request))
         return self._never[number]
 
-    def why(self, request: Request) -> Reason:
-        """The reason that binds. Call only for a request that was not placed."""
+    def why(self, request: Request, own: int | None = None) -> Reason:
+        """The reason that binds. Call only for a request that was not placed, and only when the pool does not change any more.
+
+        ``own``: the job, where cards are kept for it: it does not wait for itself.
+        """
         never = self.never(request)
         if never is not None:
             return never
@@ -66,7 +69,9 @@ class Placer:
             return Reason(code=reasons.NO_NODE)
         if request.gpu_count == 0:
             return self._why_no_nodes(request)
-        tally = self._looks.tally(request)
+        if self._looks is None:
+            self._looks = Looks(self.pool)
+        tally = self._looks.tally(request, own)
         return binding_reason(request, tally, per_node=cards_per_node(request), nodes_needed=request.nodes)
 
     # Jobs without cards and without a say on the host

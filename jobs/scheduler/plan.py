@@ -6,6 +6,7 @@ INVARIANT: the same snapshot and policy give the same plan, in whatever order no
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
@@ -14,9 +15,7 @@ from jobs.scheduler.order import JobQueue
 from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
 
-#: The reason of every refusal of a plan that was asked not to explain.
 new = object.__new__
-UNEXPLAINED = Reason(code="waiting")
 
 
 def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
@@ -26,8 +25,9 @@ def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
     2. A held job is refused with its hold; a job that its owner's share or its queue has no room for, with that.
        A request that failed before in this pass fails again: nothing is freed meanwhile.
     3. Place a job on the best candidate sets, all ranks or none; its cards fill up for those after it.
-    4. A job that does not fit gets its binding reason; the first of its pool keeps what it waits for (backfill.py), and who
-       comes later gets a kept card only if it ends before it is needed.
+    4. Of jobs that do not fit the first of its pool keeps what it waits for (backfill.py), and who comes later gets a kept card only
+       if it ends before it is needed.
+    5. At the end those that do not fit get the reason that binds, with the numbers that this pass leaves behind.
 
     ``explain`` False leaves the refusals out, and what is kept once nothing more can be placed: for simulations. The placements
     are the same.
@@ -43,12 +43,13 @@ def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
 
 
 class _Asked:
-    """What this pass knows of one request. ``failed``: why it found no place, ``failed_kept``: not even on kept cards.
+    """What this pass knows of one request. ``failed``: it found no place, ``failed_kept``: not even on kept cards. ``never``: why it can
+    never run, where that was asked; ``why``: why it waits, told at the end.
 
     ``until``: when cards that are kept, and that it could use, are needed; None = none is kept, or it uses no cards.
     """
 
-    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "is_never", "kinds", "shape", "shape_kept", "until")
+    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "kinds", "never", "request", "shape", "shape_kept", "until", "why")
 
     def __init__(self, request: Request, placer: Placer, queue: JobQueue, reservations: Reservations) -> None:
         self.has_cards = request.gpu_count > 0
@@ -56,9 +57,11 @@ class _Asked:
         self.kinds = frozenset[int]() if queue.shares is None else queue.shares.kinds(request)
         self.shape = placer.shape(request)
         self.shape_kept = placer.shape(request, takes_kept=True)
-        self.failed: Reason | None = None
-        self.failed_kept: Reason | None = None
-        self.is_never = False  # whether that says that it can never run
+        self.request = request
+        self.failed = False
+        self.failed_kept = False
+        self.never: Reason | None = None
+        self.why: Reason | None = None
         self.until = reservations.until(self.shape.needs) if self.has_cards else None
 
 
@@ -81,26 +84,24 @@ class _Pass:
 
     def run(self) -> Plan:
         placements: list[Placement] = []
-        refusals: list[Refusal] = []
+        refused: list[tuple[int, Reason | _Asked, int, bool]] = []
         position = 1
         explain = self.explain
         by_serial, queue, ends = self._by_serial, self.queue, self.ends
         for job in queue:
             if job.hold is not None:
                 if explain:
-                    refusals.append(Refusal(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
+                    refused.append((job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
             try:
                 asked = by_serial[job.request.serial]
             except KeyError:
                 asked = self._asked_of(job.request)
-            outcome = asked.failed_kept
-            if outcome is None:
+            why: Reason | _Asked = asked
+            if not asked.failed_kept:
                 # May it use kept cards? If not, what failed before fails again.
                 passes = asked.until is not None and ends.job_end(job) <= asked.until
-                if asked.failed is not None and not passes:
-                    outcome = asked.failed
-                else:
+                if passes or not asked.failed:
                     tried = self._try(job, asked, passes=passes)
                     if isinstance(tried, Placement):
                         placements.append(tried)
@@ -110,19 +111,36 @@ class _Pass:
                         if not explain and self._is_over(failed=False):
                             break
                         continue
-                    outcome = tried
-                    asked.is_never = tried.code in reasons.NEVER
+                    if tried is not None:
+                        why = tried
                     if not explain and self._is_over(failed=True):
                         break
             if not explain:
                 continue
-            refusal = new(Refusal)
-            refusal.job, refusal.reason, refusal.position, refusal.never = job.id, outcome, position, asked.is_never
-            refusals.append(refusal)
+            is_never = asked.never is not None
+            refused.append((job.id, why, position, is_never))
             # Held and impossible jobs are in nobody's way: they don't count as being ahead.
-            if not asked.is_never:
+            if not is_never:
                 position += 1
-        return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
+        return Plan(placements=tuple(placements), refusals=self._explained(refused), kept=tuple(self.reservations.kept))
+
+    def _explained(self, refused: Sequence[tuple[int, Reason | _Asked, int, bool]]) -> tuple[Refusal, ...]:
+        """The refusals: (job, why, position, never), a request where jobs wait because it does not fit."""
+        found: list[Refusal] = []
+        heads = {kept.job for kept in self.reservations.kept}
+        for job, why, position, never in refused:
+            if isinstance(why, Reason):
+                reason = why
+            elif job in heads:
+                reason = self.placer.why(why.request, job)
+            else:
+                if why.why is None:
+                    why.why = self.placer.why(why.request)
+                reason = why.why
+            refusal = new(Refusal)
+            refusal.job, refusal.reason, refusal.position, refusal.never = job, reason, position, never
+            found.append(refusal)
+        return tuple(found)
 
     def _is_over(self, *, failed: bool) -> bool:
         """Whether nothing more can be placed. ``failed``: ask each request; mere placements fill cards."""
@@ -131,12 +149,12 @@ class _Pass:
             return True
         if not failed or len(self._asked) < len(pool.requests):
             return False
-        return all(asked.failed_kept is not None or self._is_hopeless(request, asked) for request, asked in self._asked.items())
+        return all(asked.failed_kept or self._is_hopeless(request, asked) for request, asked in self._asked.items())
 
     def _is_hopeless(self, request: Request, asked: _Asked) -> bool:
         """Whether it has failed, and none of its jobs ends soon enough for cards that are kept."""
         jobs = self.snapshot.jobs
-        if asked.failed is None or not isinstance(jobs, Backlog):
+        if not asked.failed or not isinstance(jobs, Backlog):
             return False
         return asked.until is None or self.snapshot.now + jobs.shortest_s(request) > asked.until
 
@@ -147,8 +165,11 @@ class _Pass:
         self._by_serial[request.serial] = found
         return found
 
-    def _try(self, job: Job, asked: _Asked, *, passes: bool) -> Placement | Reason:
-        """``passes``: it may use kept cards. Call only while ``asked.failed_kept`` is None, and if it passes or nothing failed."""
+    def _try(self, job: Job, asked: _Asked, *, passes: bool) -> Placement | Reason | None:
+        """A Reason: others come first; None = it does not fit. ``passes``: it may use kept cards.
+
+        Call only while ``asked.failed_kept`` is False, and if it passes or nothing failed.
+        """
         request = job.request
         # 1. Who leaves room for others.
         if asked.has_cards:
@@ -156,7 +177,7 @@ class _Pass:
                 name, held, most = full
                 return Reason(code=reasons.QUEUE_FULL, params={"queue": name, "held": round(held, 2), "most": round(most, 2)})
             if self.queue.must_leave(job, asked.cards, asked.kinds):
-                return self._above_share(job)
+                return self._above_share(job, asked)
         # 2. Place it.
         if job.avoid_nodes:
             shape = self.placer.shape(request, job.avoid_nodes, takes_kept=passes)
@@ -170,20 +191,22 @@ class _Pass:
             placed = self.placer.place(job, shape)
             if placed is not None:
                 return placed
-        reason = self._why(request)
-        if passes or reason.code in reasons.NEVER:
-            asked.failed_kept = reason
-        asked.failed = reason
-        # 3. Keep what it waits for. Only now: it is not blocked by itself.
-        if asked.until is None and self.policy.keeps_for_head and reason.code not in reasons.NEVER and asked.has_cards:
+        never = self._never(asked)
+        asked.failed = True
+        asked.failed_kept = passes or never is not None
+        # 3. Keep what it waits for.
+        if asked.until is None and self.policy.keeps_for_head and never is None and asked.has_cards:
             self._keep(job)
-        return reason
+        return None
 
-    def _why(self, request: Request) -> Reason:
-        return self.placer.why(request) if self.explain else UNEXPLAINED
+    def _never(self, asked: _Asked) -> Reason | None:
+        if self.explain:
+            asked.never = self.placer.never(asked.request)
+        return asked.never
 
-    def _above_share(self, job: Job) -> Reason:
-        if self.explain and (never := self.placer.never(job.request)) is not None:
+    def _above_share(self, job: Job, asked: _Asked) -> Reason:
+        never = self._never(asked)
+        if never is not None:
             return never
         held, share = self.queue.held_and_share(job)
         return Reason(code=reasons.ABOVE_SHARE, params={"held": round(held, 2), "share": round(share, 2)})

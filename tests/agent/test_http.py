@@ -295,7 +295,9 @@ def listener(plane: FakeControlPlane, wakes: list[int], credential: str | None =
 
 
 @pytest.mark.parametrize("sent", [b"", b'{"seq"'])
-@pytest.mark.parametrize("line", ["POST /api/agent/v1/sync", "PUT /api/agent/v1/logs/1.1.0?offset=0", "PUT /api/agent/v1/artifacts/1.1.0/a"])
+@pytest.mark.parametrize(
+    "line", ["POST /api/agent/v1/sync", "PUT /api/agent/v1/logs/1.1.0?offset=0", "PUT /api/agent/v1/artifacts/1.1.0/a"]
+)
 def test_who_is_killed_between_two_packets_has_said_nothing(line: str, sent: bytes) -> None:
     """As an agent that gets SIGKILL once its header is out; what came of the body is not taken for a request."""
     with FakeControlPlane() as plane:

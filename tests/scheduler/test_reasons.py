@@ -25,6 +25,22 @@ def test_memory_would_do_but_the_job_must_be_alone() -> None:
     case.expect_reason(reasons.WHOLE_CARD_BUSY, needed_mib=16_384, cards=1, largest_free_mib=20_480, node="a", gpu=0)
 
 
+def test_the_numbers_are_those_that_the_pass_leaves_behind() -> None:
+    case = Case(order="fifo", keeps_for_head=False).node("a").taken("a:0", 4_096).job(mib=16_384).job(mib=8_192).expect(None, "a:0")
+    # 20480 MiB were free when the first job was looked at; the second has taken 8192 of them since.
+    case.expect_reason(reasons.GPU_MEMORY, largest_free_mib=12_288, node="a")
+
+
+def test_who_cards_are_kept_for_does_not_wait_for_itself() -> None:
+    case = Case(order="fifo").node("a", cards=4).taken("a:0", limit_s=3_600).taken("a:1", limit_s=3_600)
+    case.job(cards=4).job(cards=2).job(cards=4).expect(None, None, None)
+    case.expect_reason(reasons.GPU_COUNT, job=1, needed=4, free=2, node="a")
+    case.expect_reason(reasons.BLOCKED_BY, job=2)
+    # The same request, but to this job the free cards are another's.
+    case.expect_reason(reasons.GPU_COUNT, job=3, needed=4, free=0)
+    assert [kept.job for kept in case.plan().kept] == [1]
+
+
 def test_all_cards_are_busy() -> None:
     Case().node("a", cards=2).taken("a:0").taken("a:1").job().expect_reason(
         reasons.WHOLE_CARD_BUSY, needed_mib=None, cards=2, largest_free_mib=0, node="a"
