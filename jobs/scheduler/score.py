@@ -5,8 +5,9 @@ The weighted sum decides among cards that are equally good for what comes later:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import copysign, exp
-from typing import Final
+from typing import Any, Final
 
 from jobs.scheduler.types import Gpu, Node
 
@@ -36,9 +37,6 @@ FIRST_FIT: Final = "first-fit"
 BEST_FIT: Final = "best-fit"
 LOAD_BALANCE: Final = "load-balance"
 STRATEGIES: Final = ("default", FRAGMENTATION_AWARE, FIRST_FIT, BEST_FIT, LOAD_BALANCE)
-
-_CARD_WEIGHTS = (WEIGHTS["temperature"], WEIGHTS["load"], WEIGHTS["health"], WEIGHTS["pcie"])
-
 
 def _unit(value: float) -> float:
     return 0.0 if value < 0.0 else 1.0 if value > 1.0 else value
@@ -74,16 +72,32 @@ def power_score(headroom_pct: int | None) -> float:
     return NEUTRAL if headroom_pct is None else _unit(headroom_pct / 100)
 
 
+class _Points(dict[int | None, float]):
+    """What each value of a reading adds to a card's score; those that are seen every day are worked out before."""
+
+    def __init__(self, weight: float, score: Callable[[Any], float], most: int) -> None:
+        super().__init__({value: weight * score(value) for value in range(most + 1)})
+        self._weight = weight
+        self._score = score
+
+    def __missing__(self, value: int | None) -> float:
+        found = self._weight * self._score(value)
+        if value is None:
+            self[None] = found
+        return found
+
+
+_TEMPERATURE = _Points(WEIGHTS["temperature"], temperature_score, 120)
+_LOAD = _Points(WEIGHTS["load"], load_score, 100)
+_HEALTH = _Points(WEIGHTS["health"], health_score, 100)
+_PCIE = _Points(WEIGHTS["pcie"], pcie_score, FULL_PCIE_WIDTH)  # the position not known
+
+
 def card_rated(gpu: Gpu, *, live: int) -> tuple[float, bool]:
-    """(``card_score``, ``is_strained``), written out: a pass asks both of each card with room. ``live``: our slices on it."""
+    """(``card_score``, ``is_strained``): a pass asks both of each card with room. ``live``: our slices on it."""
     temp, util, width, hops, well = gpu.temp_c, gpu.util_pct, gpu.pcie_width, gpu.pcie_hops, gpu.health
-    cool = NEUTRAL if temp is None else 1.0 if temp <= COOL_C else 0.0 if temp >= HOT_C else (HOT_C - temp) / (HOT_C - COOL_C)
-    idle = NEUTRAL if util is None else 1.0 if util <= 0 else 0.0 if util >= 100 else 1 - util / 100
-    lanes = NEUTRAL if width is None else 1.0 if width >= FULL_PCIE_WIDTH else 0.0 if width <= 0 else width / FULL_PCIE_WIDTH
-    position = NEUTRAL if hops is None else 1 / (1 + max(hops, 0))
-    healthy = 1.0 if well >= 100 else 0.0 if well <= 0 else well / 100
-    temperature, load, health, pcie = _CARD_WEIGHTS
-    score = temperature * cool + load * idle + health * healthy + pcie * (PCIE_WIDTH_SHARE * lanes + (1 - PCIE_WIDTH_SHARE) * position)
+    score = _TEMPERATURE[temp] + _LOAD[util] + _HEALTH[well]
+    score += _PCIE[width] if hops is None else WEIGHTS["pcie"] * pcie_score(width, hops)
     is_strained = (
         (temp is not None and temp >= STRAINED_C)
         or well < STRAINED_HEALTH
