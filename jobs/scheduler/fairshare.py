@@ -124,7 +124,7 @@ class Owners:
 
 
 class Shares:
-    """What a pass knows of its owners and queues. ``take`` after each placement.
+    """What a pass knows of its owners and queues. After each placement ``users.take``, then ``take_rest``.
 
     Sums of what somebody holds and wants are exact (``fsum``): they do not depend on the order of the snapshot.
     """
@@ -225,9 +225,8 @@ class Shares:
         if self.has_projects:
             self.projects.settle([(project, mine, kinds) for _user, project, mine, kinds in wants], self.capacity)
 
-    def take(self, job: Job, cards: float) -> None:
-        """The job was placed; ``cards``: what ``cards`` says of its request."""
-        self.users.take(job.user, cards)
+    def take_rest(self, job: Job, cards: float) -> None:
+        """The job was placed, and ``users`` know; ``cards``: what ``cards`` says of its request."""
         if self.has_projects:
             self.projects.take(job.project, cards)
         if self._is_drf:

@@ -77,6 +77,8 @@ class JobQueue:
         self._by_user: dict[int, list[WaitingLine]] = {}
         for line in self._all_lines:
             self._by_user.setdefault(line.user, []).append(line)
+        # Whether a placement changes nothing but what the keys of its user's jobs depend on.
+        self._by_user_only = policy.order == "fair" and self.shares is not None and not self.shares.has_projects
         self._quiet = 0  # jobs in a row that were not placed
         self._first: Job | None = None  # the overdue job whose turn it is
         self._is_served = False
@@ -261,10 +263,13 @@ class JobQueue:
         shares = self.shares
         if shares is None:
             return
-        shares.take(job, cards)
+        shares.users.take(job.user, cards)
         # Whose keys have grown.
         for line in self._by_user[job.user]:
             line.is_stale = True
+        if self._by_user_only:
+            return
+        shares.take_rest(job, cards)
         if self._has_queues:
             queue = self.queue_of(job)
             shares.take_queue(queue, cards)
