@@ -19,7 +19,7 @@ its order says; the oldest of these at any time. Three times that, and only limi
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jobs.scheduler.backlog import Backlog, Item, Owner, groups_of
 from jobs.scheduler.fairshare import Shares
@@ -188,32 +188,25 @@ class JobQueue:
                 return
             found = self._rest(heap, settle)
             self._quiet = 1
-            for number, top in enumerate(found, start=1):
-                yield top[5]
+            for _first, _value, _at, _id, _own, job, line in found:
+                next(line.rest)
+                yield job
                 if not self._quiet:
-                    self._resume(found[number:])
                     break
             longest *= 2
 
     def _rest(self, heads: Sequence[Entry], settle: Callable[[WaitingLine], None]) -> list[Entry]:
-        """The jobs that are left in their order, as the shares are now. ``heads``: the next one of each line."""
+        """The jobs that are left in their order, as the shares are now. ``heads``: the next one of each line, which gets it back."""
         found: list[Entry] = []
-        for _first, _value, head_at, head_id, head_own, head, line in heads:
+        for _first, _value, at, job_id, own, job, line in heads:
             if line.is_stale:
                 settle(line)
             first, add = line.first, line.add
-            found.append((first, add + head_own, head_at, head_id, head_own, head, line))
-            found += [(first, add + own, at, job_id, own, job, line) for own, at, job_id, job in line.rest]
+            left = [(own, at, job_id, job), *line.rest]
+            line.rest = iter(left)
+            found += [(first, add + own, at, job_id, own, job, line) for own, at, job_id, job in left]
         found.sort()  # no two have one id
         return found
-
-    def _resume(self, entries: Iterable[Entry]) -> None:
-        """Give the lines these jobs back."""
-        left: dict[WaitingLine, list[Item]] = {}
-        for _first, _value, at, job_id, own, job, line in entries:
-            left.setdefault(line, []).append((own, at, job_id, job))
-        for line, items in left.items():
-            line.rest = iter(items)
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""

@@ -6,7 +6,6 @@ INVARIANT: the same snapshot and policy give the same plan, in whatever order no
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
@@ -44,12 +43,25 @@ def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
 
 class _Asked:
     """What this pass knows of one request. ``failed``: it found no place, ``failed_kept``: not even on kept cards. ``never``: why it can
-    never run, where that was asked; ``why``: why it waits, told at the end.
+    never run, where that was asked; ``waiting``: whose reason is told at the end; ``heads``: the jobs of these that cards are kept for.
 
     ``until``: when cards that are kept, and that it could use, are needed; None = none is kept, or it uses no cards.
     """
 
-    __slots__ = ("cards", "failed", "failed_kept", "has_cards", "kinds", "never", "request", "shape", "shape_kept", "until", "why")
+    __slots__ = (
+        "cards",
+        "failed",
+        "failed_kept",
+        "has_cards",
+        "heads",
+        "kinds",
+        "never",
+        "request",
+        "shape",
+        "shape_kept",
+        "until",
+        "waiting",
+    )
 
     def __init__(self, request: Request, placer: Placer, queue: JobQueue, reservations: Reservations) -> None:
         self.has_cards = request.gpu_count > 0
@@ -61,7 +73,8 @@ class _Asked:
         self.failed = False
         self.failed_kept = False
         self.never: Reason | None = None
-        self.why: Reason | None = None
+        self.waiting: list[Refusal] = []
+        self.heads: list[int] = []
         self.until = reservations.until(self.shape.needs) if self.has_cards else None
 
 
@@ -84,20 +97,20 @@ class _Pass:
 
     def run(self) -> Plan:
         placements: list[Placement] = []
-        refused: list[tuple[int, Reason | _Asked, int, bool]] = []
+        refusals: list[Refusal] = []
         position = 1
         explain = self.explain
         by_serial, queue, ends = self._by_serial, self.queue, self.ends
         for job in queue:
             if job.hold is not None:
                 if explain:
-                    refused.append((job.id, Reason(code=job.hold, params=job.hold_params), position, False))
+                    refusals.append(Refusal(job.id, Reason(code=job.hold, params=job.hold_params), position, False))
                 continue
             try:
                 asked = by_serial[job.request.serial]
             except KeyError:
                 asked = self._asked_of(job.request)
-            why: Reason | _Asked = asked
+            reason: Reason | None = None
             if not asked.failed_kept:
                 # May it use kept cards? If not, what failed before fails again.
                 passes = asked.until is not None and ends.job_end(job) <= asked.until
@@ -111,36 +124,36 @@ class _Pass:
                         if not explain and self._is_over(failed=False):
                             break
                         continue
-                    if tried is not None:
-                        why = tried
+                    reason = tried
                     if not explain and self._is_over(failed=True):
                         break
             if not explain:
                 continue
-            is_never = asked.never is not None
-            refused.append((job.id, why, position, is_never))
-            # Held and impossible jobs are in nobody's way: they don't count as being ahead.
-            if not is_never:
-                position += 1
-        return Plan(placements=tuple(placements), refusals=self._explained(refused), kept=tuple(self.reservations.kept))
-
-    def _explained(self, refused: Sequence[tuple[int, Reason | _Asked, int, bool]]) -> tuple[Refusal, ...]:
-        """The refusals: (job, why, position, never), a request where jobs wait because it does not fit."""
-        found: list[Refusal] = []
-        heads = {kept.job for kept in self.reservations.kept}
-        for job, why, position, never in refused:
-            if isinstance(why, Reason):
-                reason = why
-            elif job in heads:
-                reason = self.placer.why(why.request, job)
-            else:
-                if why.why is None:
-                    why.why = self.placer.why(why.request)
-                reason = why.why
             refusal = new(Refusal)
-            refusal.job, refusal.reason, refusal.position, refusal.never = job, reason, position, never
-            found.append(refusal)
-        return tuple(found)
+            refusal.job = job.id
+            refusal.position = position
+            refusal.never = asked.never is not None
+            if reason is None:
+                asked.waiting.append(refusal)
+            else:
+                refusal.reason = reason
+            refusals.append(refusal)
+            # Held and impossible jobs are in nobody's way: they don't count as being ahead.
+            if asked.never is None:
+                position += 1
+        for asked in self._asked.values():
+            self._explain(asked)
+        return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
+
+    def _explain(self, asked: _Asked) -> None:
+        """Say why the jobs wait that do not fit."""
+        if asked.waiting:
+            reason = self.placer.why(asked.request)
+            for refusal in asked.waiting:
+                refusal.reason = reason
+            for refusal in asked.waiting if asked.heads else ():
+                if refusal.job in asked.heads:
+                    refusal.reason = self.placer.why(asked.request, refusal.job)
 
     def _is_over(self, *, failed: bool) -> bool:
         """Whether nothing more can be placed. ``failed``: ask each request; mere placements fill cards."""
@@ -196,7 +209,7 @@ class _Pass:
         asked.failed_kept = passes or never is not None
         # 3. Keep what it waits for.
         if asked.until is None and self.policy.keeps_for_head and never is None and asked.has_cards:
-            self._keep(job)
+            self._keep(job, asked)
         return None
 
     def _never(self, asked: _Asked) -> Reason | None:
@@ -211,12 +224,13 @@ class _Pass:
         held, share = self.queue.held_and_share(job)
         return Reason(code=reasons.ABOVE_SHARE, params={"held": round(held, 2), "share": round(share, 2)})
 
-    def _keep(self, job: Job) -> None:
+    def _keep(self, job: Job, mine: _Asked) -> None:
         if not self.snapshot.nodes:
             return
         self.ends.is_strict = self.queue.is_strict(job)
         if self.reservations.keep_for(job, self.placer.shape(job.request, job.avoid_nodes)):
             self.queue.kept_for(job)
+            mine.heads.append(job.id)
             for asked in self._asked.values():
                 asked.until = self.reservations.until(asked.shape.needs) if asked.has_cards else None
         else:

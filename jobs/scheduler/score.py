@@ -38,6 +38,7 @@ BEST_FIT: Final = "best-fit"
 LOAD_BALANCE: Final = "load-balance"
 STRATEGIES: Final = ("default", FRAGMENTATION_AWARE, FIRST_FIT, BEST_FIT, LOAD_BALANCE)
 
+
 def _unit(value: float) -> float:
     return 0.0 if value < 0.0 else 1.0 if value > 1.0 else value
 
