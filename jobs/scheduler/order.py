@@ -30,8 +30,6 @@ from jobs.scheduler.types import Job, Policy, Snapshot
 ORDERS = ("fair", "fifo", "priority", "drf", "capacity")
 #: Not at once: without limits, nothing passes a job that is planned for by limits alone, and its cards stand idle.
 STRICT_AFTER = 3
-#: After so many jobs in a row that were not placed, the rest is sorted at once: as long as nothing is placed no share changes.
-QUIET = 32
 #: A loan of cards is missed as long as those below their share have work waiting: up to so many times ``borrow_s`` that is not long.
 LITTLE = 3
 Key = tuple[float, ...]
@@ -79,7 +77,6 @@ class JobQueue:
             self._by_user.setdefault(line.user, []).append(line)
         # Whether a placement changes nothing but what the keys of its user's jobs depend on.
         self._by_user_only = policy.order == "fair" and self.shares is not None and not self.shares.has_projects
-        self._quiet = 0  # jobs in a row that were not placed
         self._first: Job | None = None  # the overdue job whose turn it is
         self._is_served = False
         self._much: dict[int, bool] = {}  # kind of card -> what ``_much_waits`` says
@@ -148,65 +145,32 @@ class JobQueue:
         )
 
     def _by_shares(self, shares: Shares) -> Iterator[Job]:
+        """From line to line, each line's next job by a heap: the owner's part of its key changes with each placement."""
         settle = self._settle_of(shares)
-        lines = self._all_lines
-
-        def entry(line: WaitingLine) -> Entry | None:
-            """Its next job behind that job's key; None = that was its last."""
+        heap: list[Entry] = []
+        for line in self._all_lines:
+            settle(line)
+            for own, at, job_id, job in line.rest:
+                heap.append((line.first, line.add + own, at, job_id, own, job, line))
+                break
+        heapq.heapify(heap)
+        replace = heapq.heapreplace
+        while heap:
+            first, value, at, job_id, own, job, line = heap[0]
+            if line.is_stale:
+                # Its owner has got something since: keys only grow within a pass.
+                settle(line)
+                if line.add + own > value or line.first > first:
+                    replace(heap, (line.first, line.add + own, at, job_id, own, job, line))
+                    continue
+            yield job
             if line.is_stale:
                 settle(line)
             for own, at, job_id, job in line.rest:
-                return (line.first, line.add + own, at, job_id, own, job, line)
-            return None
-
-        longest = QUIET
-        replace = heapq.heapreplace
-        while True:
-            # 1. From line to line: the owner's part of a key changes with each placement.
-            heap = [top for line in lines if (top := entry(line)) is not None]
-            heapq.heapify(heap)
-            self._quiet = 0
-            while heap and self._quiet < longest:
-                first, value, at, job_id, own, job, line = heap[0]
-                if line.is_stale:
-                    # Its owner has got something since: keys only grow within a pass.
-                    settle(line)
-                    if line.add + own > value or line.first > first:
-                        heapq.heapreplace(heap, (line.first, line.add + own, at, job_id, own, job, line))
-                        continue
-                self._quiet += 1
-                yield job
-                if line.is_stale:
-                    settle(line)
-                for own, at, job_id, job in line.rest:
-                    replace(heap, (line.first, line.add + own, at, job_id, own, job, line))
-                    break
-                else:
-                    heapq.heappop(heap)
-            # 2. Nothing has been placed for a while: the rest in one go, until something is.
-            if not heap:
-                return
-            found = self._rest(heap, settle)
-            self._quiet = 1
-            for _first, _value, _at, _id, _own, job, line in found:
-                next(line.rest)
-                yield job
-                if not self._quiet:
-                    break
-            longest *= 2
-
-    def _rest(self, heads: Sequence[Entry], settle: Callable[[WaitingLine], None]) -> list[Entry]:
-        """The jobs that are left in their order, as the shares are now. ``heads``: the next one of each line, which gets it back."""
-        found: list[Entry] = []
-        for _first, _value, at, job_id, own, job, line in heads:
-            if line.is_stale:
-                settle(line)
-            first, add = line.first, line.add
-            left = [(own, at, job_id, job), *line.rest]
-            line.rest = iter(left)
-            found += [(first, add + own, at, job_id, own, job, line) for own, at, job_id, job in left]
-        found.sort()  # no two have one id
-        return found
+                replace(heap, (line.first, line.add + own, at, job_id, own, job, line))
+                break
+            else:
+                heapq.heappop(heap)
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""
@@ -252,7 +216,6 @@ class JobQueue:
         """``cards``: what ``Shares.cards`` says of its request."""
         if job is self._first:
             self._is_served = True
-        self._quiet = 0
         shares = self.shares
         if shares is None:
             return
