@@ -217,9 +217,8 @@ class Shares:
         for user, project, requests in waiting:
             mine = [cards_of[key] * times for key, times in requests.items()]
             if any(mine):
-                wants.append(
-                    (user, project, mine, all_kinds if len(all_kinds) == 1 else {kinds_of[key] for key in requests if key in kinds_of})
-                )
+                kinds_here = all_kinds if len(all_kinds) == 1 else {kinds_of[key] for key in requests if key in kinds_of}
+                wants.append((user, project, mine, kinds_here))
         self.users.settle([(user, mine, kinds) for user, _project, mine, kinds in wants], self.capacity)
         self.has_projects = len({*self.projects.standings, *[project for _user, project, _mine, _kinds in wants]}) > 1
         if self.has_projects:

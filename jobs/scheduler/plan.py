@@ -12,9 +12,7 @@ from jobs.scheduler.backfill import Ends, Reservations
 from jobs.scheduler.backlog import Backlog
 from jobs.scheduler.order import JobQueue
 from jobs.scheduler.place import Placer
-from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot
-
-new = object.__new__
+from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot, new
 
 
 def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
@@ -49,19 +47,8 @@ class _Asked:
     """
 
     __slots__ = (
-        "cards",
-        "failed",
-        "failed_kept",
-        "has_cards",
-        "heads",
-        "kinds",
-        "never",
-        "request",
-        "shape",
-        "shape_kept",
-        "until",
-        "waiting",
-    )
+        "cards", "failed", "failed_kept", "has_cards", "heads", "kinds", "never", "request", "shape", "shape_kept", "until", "waiting",
+    )  # fmt: skip
 
     def __init__(self, request: Request, placer: Placer, queue: JobQueue, reservations: Reservations) -> None:
         self.has_cards = request.gpu_count > 0

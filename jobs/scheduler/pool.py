@@ -22,14 +22,13 @@ from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_f
 from jobs.scheduler.never import Inventory, NodeTraits, kind_of
 from jobs.scheduler.score import STRATEGIES, card_rated, node_score
 from jobs.scheduler.topology import ALIKE, Nearness, pair_nearness
-from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot
+from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot, new
 
 if TYPE_CHECKING:
     from jobs.scheduler.shapes import Candidate, Shape
 
 #: No cost: those are 0 at most.
 UNRATED = 1.0
-new = object.__new__
 _gpu_key = attrgetter("index", "id")
 
 
@@ -54,7 +53,7 @@ class PoolCard:
         "added", "aside_for", "at", "bucket", "cost", "foreign_mib", "free_mib", "gpu", "is_open", "is_strained", "kind", "live", "number",
         "place", "slices_before",
     )  # fmt: skip
-    # No __init__: calling one for each card would be a tenth of what it takes to build the pool.
+    # No __init__: calling one for each card would take a tenth of what it takes to build the pool.
     gpu: Gpu
     number: int
     at: int
@@ -240,7 +239,6 @@ class Pool:
                 card_of[gpu.id] = card
                 cards.append(card)
                 number += 1
-
                 if is_open:
                     open_cards += 1
                     is_empty = not slices and not foreign
@@ -393,15 +391,17 @@ class Pool:
 
 
 def _by_gpu(slices: Sequence[Slice]) -> dict[int, Sequence[Slice]]:
-    """The slices by card. Mostly a card has one."""
+    """The slices by card."""
     found: dict[int, Sequence[Slice]] = {part.gpu: (part,) for part in slices}
-    if len(found) < len(slices):
-        several: dict[int, list[Slice]] = {}
-        for part in slices:
-            if found[part.gpu][0] is not part:
-                several.setdefault(part.gpu, [*found[part.gpu]]).append(part)
-        found |= several
-    return found
+    if len(found) == len(slices):
+        return found
+    shared: dict[int, list[Slice]] = {}
+    for part in slices:
+        if part.gpu in shared:
+            shared[part.gpu].append(part)
+        else:
+            shared[part.gpu] = [part]
+    return dict(shared)
 
 
 def _requests(jobs: Sequence[Job]) -> tuple[Mapping[int, Request], Mapping[int, int]]:

@@ -12,6 +12,8 @@ from itertools import count
 from typing import Any
 
 _serials = count()
+#: Makes an object without its __init__, to be filled in: for what a pass makes thousands of, where that call costs more than the rest.
+new = object.__new__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

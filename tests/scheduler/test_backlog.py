@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from dataclasses import replace
 
@@ -59,3 +61,13 @@ def test_a_queue_kept_for_one_policy_serves_another() -> None:
     snapshot = crowded(random.Random(3))
     kept = kept_queue(snapshot, Policy(age_fold_s=1.0), random.Random(3))
     assert plan(replace(snapshot, jobs=kept), Policy()) == plan(snapshot, Policy())
+
+
+def test_a_copy_of_a_request_is_equal_and_has_a_serial_of_its_own() -> None:
+    """One that comes from another process might have the serial of another request here."""
+    request = Request(gpu_count=2, gpu_mem_mib=4_096, labels=(("room", "a"),), is_exclusive=True)
+    copies = [pickle.loads(pickle.dumps(request)), copy.copy(request), replace(request)]
+    assert copies == [request] * 3
+    assert len({item.serial for item in (request, *copies)}) == 4
+    one, twin = pickle.loads(pickle.dumps((request, request)))
+    assert one is twin
