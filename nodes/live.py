@@ -9,7 +9,6 @@ would open a new Redis connection each time. The queue is bounded; what does not
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -94,9 +93,10 @@ class _Publisher:
         try:
             self.loop.run_forever()
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                self.loop.run_until_complete(task)
+            # Asked to end while a send fails, asyncio.wait_for answers with that failure instead: ask until it is heard.
+            while not task.done():
+                task.cancel()
+                self.loop.run_until_complete(asyncio.wait([task], timeout=REST_S))
             self.loop.close()  # channels_redis closes its connection here
 
     async def _send_all(self) -> None:

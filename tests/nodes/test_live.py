@@ -86,6 +86,23 @@ def test_with_redis_away_publishing_costs_nothing_and_raises_nothing(settings, t
     wait_until(lambda: not thread.is_alive(), "the publisher's end")  # a closing process does not wait for it for ever
 
 
+class BreakingLayer:
+    """Its connection breaks at the very moment in which the publisher is stopped."""
+
+    async def group_send(self, group: str, message: dict) -> None:
+        asyncio.get_running_loop().stop()
+        raise ConnectionError("broken")
+
+
+def test_a_send_that_fails_as_the_publisher_is_stopped_does_not_keep_it(monkeypatch):
+    """Asked to end then, asyncio.wait_for answers with the failure: the sending goes on if it is not asked again."""
+    monkeypatch.setattr(live, "get_channel_layer", BreakingLayer)
+    live.close()
+    live.nudge_node(1)
+    thread, live._publisher = live._publisher.thread, None
+    wait_until(lambda: not thread.is_alive(), "the publisher's end")
+
+
 @pytest.mark.django_db
 def test_it_waits_for_the_commit(published, django_capture_on_commit_callbacks):
     with django_capture_on_commit_callbacks(execute=True), transaction.atomic():
