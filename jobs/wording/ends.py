@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from jobs.lifecycle import EndReason
-from jobs.wording.numbers import Params, Sentence, duration, gib, listed, moment, said
+from jobs.wording.numbers import Params, Sentence, duration, gib, gibs, listed, moment, said
 from jobs.wording.waits import REASONS
 
 
@@ -166,7 +166,8 @@ def _because(text: Any) -> Sentence:
 def _slice_over(text: Any) -> Sentence:
     def how(p: Params) -> str:
         card = f"{p['node']} gpu{p['gpu']}"
-        return str(text) % {"used": gib(p["used_mib"]), "asked": gib(p["asked_mib"]), "card": card, "grace": duration(p.get("grace_s"))}
+        used, asked = gibs(p["used_mib"], p["asked_mib"])
+        return str(text) % {"used": used, "asked": asked, "card": card, "grace": duration(p.get("grace_s"))}
 
     return how
 

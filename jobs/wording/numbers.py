@@ -28,6 +28,15 @@ def gib(mib: int | float | None) -> str:
     return _("unknown") if mib is None else f"{gib_number(mib)} GiB"
 
 
+def gibs(one: int | float | None, other: int | float | None) -> tuple[str, str]:
+    """Two sizes of one sentence: in MiB where they are not equal but would read so. A GPU of "24 GiB" has 24564 MiB, and half of it is free
+    for what needs no more than 12282."""
+    texts = gib(one), gib(other)
+    if texts[0] == texts[1] and one != other:
+        return f"{one} MiB", f"{other} MiB"
+    return texts
+
+
 def duration(seconds: int | float | None) -> str:
     """Two units: ``1 h 39 min``, ``42 s``."""
     if seconds is None:

@@ -7,15 +7,19 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from jobs.wording.numbers import Params, Sentence, at_place, cores, gib, listed, moment, place
+from jobs.wording.numbers import Params, Sentence, at_place, cores, gib, gibs, listed, moment, place
 
 
-def _whole_or_gib(p: Params) -> str:
-    return _("a whole GPU") if p.get("needed_mib") is None else _("%(size)s on one GPU") % {"size": gib(p["needed_mib"])}
+def _foreign_use(p: Params) -> str:
+    size, free = gibs(p["needed_mib"], p["largest_free_mib"])
+    needed = _("a whole GPU") if p["needed_mib"] is None else _("%(size)s on one GPU") % {"size": size}
+    values = {"needed": needed, "foreign": gib(p["foreign_mib"]), "free": free, "place": at_place(p)}
+    return _("Needs %(needed)s; ghost use of %(foreign)s leaves %(free)s%(place)s.") % values
 
 
 def _gpu_memory(p: Params) -> str:
-    values = {"needed": gib(p["needed_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p), "count": p.get("count") or 1}
+    needed, free = gibs(p["needed_mib"], p["largest_free_mib"])
+    values = {"needed": needed, "free": free, "place": at_place(p), "count": p.get("count") or 1}
     if not p["largest_free_mib"]:
         if values["count"] > 1:
             return _("Needs %(needed)s on each of %(count)d GPUs of one node; too many of those that are large enough are in use.") % values
@@ -41,20 +45,17 @@ def _whole_card_busy(p: Params) -> str:
             "Needs a whole GPU; all %(cards)d that could serve it are in use.",
             p["cards"],
         ) % {"cards": p["cards"]}
-    values = {"needed": gib(p["needed_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p)}
+    needed, free = gibs(p["needed_mib"], p["largest_free_mib"])
+    values = {"needed": needed, "free": free, "place": at_place(p)}
     if not p["largest_free_mib"]:
         return _("Needs %(needed)s, which takes a whole GPU; all that are large enough are in use.") % values
     return _("Needs %(needed)s, which takes a whole GPU; all are in use, the largest free slice is %(free)s%(place)s.") % values
 
 
 def _slice_limit(p: Params) -> str:
-    values = {"place": place(p), "free": gib(p["free_mib"]), "limit": p["limit"], "needed": gib(p["needed_mib"])}
+    needed, free = gibs(p["needed_mib"], p["free_mib"])
+    values = {"place": place(p), "free": free, "limit": p["limit"], "needed": needed}
     return _("Needs %(needed)s; %(place)s has %(free)s free but already carries %(limit)d jobs, the most for one GPU.") % values
-
-
-def _foreign_use(p: Params) -> str:
-    values = {"needed": _whole_or_gib(p), "foreign": gib(p["foreign_mib"]), "free": gib(p["largest_free_mib"]), "place": at_place(p)}
-    return _("Needs %(needed)s; ghost use of %(foreign)s leaves %(free)s%(place)s.") % values
 
 
 def _nodes_short(p: Params) -> str:
@@ -178,37 +179,41 @@ def _asked(kind: str) -> Sentence:
     return sentence
 
 
+def _cores(one: int | None, other: int | None) -> tuple[str, str]:
+    return cores(one), cores(other)
+
+
 def _host(kind: str) -> Sentence:
     texts = {
         "host_cpu": (
             gettext_lazy("Needs %(needed)s CPU cores on each node; the most that a suitable node has free is %(most)s%(place)s."),
             "needed_milli",
             "largest_free_milli",
-            cores,
+            _cores,
         ),
         "host_memory": (
             gettext_lazy("Needs %(needed)s of host memory on each node; the most that a suitable node has free is %(most)s%(place)s."),
             "needed_mib",
             "largest_free_mib",
-            gib,
+            gibs,
         ),
         "node_cpu": (
             gettext_lazy("Needs %(needed)s CPU cores; this node has %(most)s%(place)s."),
             "needed_milli",
             "have_milli",
-            cores,
+            _cores,
         ),
         "node_memory": (
             gettext_lazy("Needs %(needed)s of host memory; this node has %(most)s%(place)s."),
             "needed_mib",
             "have_mib",
-            gib,
+            gibs,
         ),
         "never_node_cpu": (
             gettext_lazy("No node can ever hold this: %(needed)s CPU cores are asked on each node, the largest has %(most)s%(place)s."),
             "needed_milli",
             "largest_milli",
-            cores,
+            _cores,
         ),
         "never_node_memory": (
             gettext_lazy(
@@ -216,15 +221,21 @@ def _host(kind: str) -> Sentence:
             ),
             "needed_mib",
             "largest_mib",
-            gib,
+            gibs,
         ),
     }
     text, needed, most, shown = texts[kind]
-    return lambda p: str(text) % {"needed": shown(p[needed]), "most": shown(p[most]), "place": at_place(p)}
+
+    def how(p: Params) -> str:
+        asked, had = shown(p[needed], p[most])
+        return str(text) % {"needed": asked, "most": had, "place": at_place(p)}
+
+    return how
 
 
 def _never_gpu_memory(p: Params) -> str:
-    values = {"needed": gib(p["needed_mib"]), "largest": gib(p["largest_nominal_mib"]), "place": at_place(p)}
+    needed, largest = gibs(p["needed_mib"], p["largest_nominal_mib"])
+    values = {"needed": needed, "largest": largest, "place": at_place(p)}
     return _("No GPU can ever hold this: %(needed)s are asked on one GPU, the largest has %(largest)s%(place)s.") % values
 
 
@@ -284,7 +295,8 @@ REASONS: dict[str, Sentence] = {
     "model": _asked("model"),
     "arch": _asked("arch"),
     "gpu_too_small": lambda p: (
-        _("Needs %(needed)s on one GPU; this one has %(size)s.") % {"needed": gib(p["needed_mib"]), "size": gib(p["nominal_mib"])}
+        _("Needs %(needed)s on one GPU; this one has %(size)s.")
+        % dict(zip(("needed", "size"), gibs(p["needed_mib"], p["nominal_mib"]), strict=True))
     ),
     "cuda": _asked("cuda"),
     "driver": _asked("driver"),

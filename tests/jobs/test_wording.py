@@ -66,6 +66,25 @@ def test_the_example_sentence() -> None:
     assert wording.reason_text("gpu_memory", params) == "Needs 40 GiB on one GPU; the largest free slice is 24 GiB (node03)."
 
 
+@pytest.mark.parametrize(
+    ("code", "params", "told"),
+    [
+        ("gpu_memory", {"needed_mib": 16_384, "largest_free_mib": 16_372, "count": 1}, ("16384 MiB", "16372 MiB")),
+        ("gpu_memory", {"needed_mib": 16_384, "largest_free_mib": 16_372, "count": 2}, ("16384 MiB", "16372 MiB")),
+        ("gpu_memory", {"needed_mib": 16_384, "largest_free_mib": 12_288, "count": 1}, ("16 GiB", "12 GiB")),
+        ("whole_card_busy", {"needed_mib": 16_384, "largest_free_mib": 16_390, "cards": 1}, ("16384 MiB", "16390 MiB")),
+        ("foreign_use", {"needed_mib": 24_564, "largest_free_mib": 24_552, "foreign_mib": 600}, ("24564 MiB", "24552 MiB")),
+        ("never_gpu_memory", {"needed_mib": 24_577, "largest_nominal_mib": 24_576}, ("24577 MiB", "24576 MiB")),
+        ("gpu_too_small", {"needed_mib": 24_577, "nominal_mib": 24_576}, ("24577 MiB", "24576 MiB")),
+        ("host_memory", {"needed_mib": 65_536, "largest_free_mib": 65_530}, ("65536 MiB", "65530 MiB")),
+        ("slice_limit", {"needed_mib": 4_096, "free_mib": 4_096, "limit": 4}, ("4 GiB", "4 GiB")),
+    ],
+)
+def test_two_sizes_that_are_not_equal_do_not_read_so(code: str, params: dict[str, int], told: tuple[str, str]) -> None:
+    text = wording.reason_text(code, {"node": "node03", "gpu": 1, **params})
+    assert all(text.count(size) == told.count(size) for size in told), text
+
+
 def test_a_limit_says_when_it_starts_anew_and_in_which_zone() -> None:
     params = {"what": "gpu_hours", "used": 5, "limit": 4}
     assert "resets at 2026-08-01 00:00 +08:00." in wording.quota_sentence(params | {"resets_at": "2026-08-01T00:00:00+08:00"})
