@@ -23,6 +23,8 @@ NODES_MOST = 40
 #: The lanes show so much more than the p90, and at least so many seconds.
 LANE_ROOM = 1.15
 LANE_LEAST_S = 120.0
+#: Of the axis, in per cent: what the word "now" at its left takes on a telephone.
+NOW_ROOM = 15
 #: A run that takes less of the lane has no room for its words.
 RUN_LEAST = 0.2
 
@@ -104,7 +106,7 @@ def start_range(told: Told, job: Job, *, now: datetime) -> Range | None:
         text=f"≈ {begin_text}" if begin_text == end_text else f"≈ {begin_text} – {end_text}",
         run_text=run_text,
         run_width=round(100 - x(first) if run_s is None else x(first + run_s) - x(first), 2),
-        ticks=ticks(now, now + timedelta(seconds=whole), now=now),
+        ticks=tuple(tick for tick in ticks(now, now + timedelta(seconds=whole), now=now) if tick.x >= NOW_ROOM),
     )
 
 

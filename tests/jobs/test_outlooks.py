@@ -181,6 +181,13 @@ def test_the_lanes_show_the_wait_the_start_and_the_run(lin: User) -> None:
     # 1 h of waiting, half an hour to the p90, 1 h of running after the p50: 2 h in all.
     assert (shown.begin, shown.width, shown.run_width) == (50.0, 25.0, 50.0)
     assert start_range(Told(at=at, p50=None, after=at + 9), job, now=now) is None
+    # The word "now" stands at the left of the axis: at no time of the hour does a tick get into it.
+    for minutes in range(0, 60, 7):
+        later = now + timedelta(minutes=minutes)
+        shown = start_range(Told(at=at, p50=later.timestamp() + 3_600, p90=later.timestamp() + 5_400), job, now=later)
+        assert shown is not None
+        assert shown.ticks
+        assert min(tick.x for tick in shown.ticks) >= 15
 
 
 def test_what_came_lately_is_expected_to_come_once_a_day_of_it_is_known(lin: User) -> None:
