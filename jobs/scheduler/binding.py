@@ -151,9 +151,6 @@ class Tally:
             self.sides = [FINE] * len(self.nodes)
         else:
             self._look_closely()
-        self._group()
-
-    def _group(self) -> None:
         self.groups = Counter(self.sums)  # nodes with as many good cards and as many of each cause count alike
         mask = (1 << self._width) - 1
         self._counted = {cause: [(total >> shift) & mask for total in self.groups] for cause, shift in self._shift.items()}

@@ -94,10 +94,6 @@ class JobQueue:
     def _patience(self, job: Job) -> float:
         return self._policy.patience_s + longest_s(job.time_limit_s, job.predicted_s, self._policy, strict=False)
 
-    def is_overdue(self, job: Job) -> bool:
-        """Whether it is this job's turn because it was passed over for too long."""
-        return job is self._first
-
     def is_strict(self, job: Job) -> bool:
         """Whether predictions are not trusted any more: an overdue job has waited STRICT_AFTER times as long as it should."""
         return job is self._first and self._snapshot.now - job.submitted >= STRICT_AFTER * self._patience(job)

@@ -44,20 +44,19 @@ def _by_index(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
 
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off.
-    ``at``: the place of its node in ``Pool.nodes``; ``place``: its own among the node's cards; ``number``: its own among all cards, by
-    node, index and id; ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none.
+    ``at``: the place of its node in ``Pool.nodes``; ``number``: its own among all cards, by node, index and id;
+    ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none.
     ``cost``: minus the part of its score that no placement changes; ``is_strained``: as the pass began, as what it places itself strains
     nothing yet. Both are known of cards that had room then: see ``Pool.cost_of``."""
 
     __slots__ = (
         "added", "aside_for", "at", "bucket", "cost", "foreign_mib", "free_mib", "gpu", "is_open", "is_strained", "kind", "live", "number",
-        "place", "slices_before",
+        "slices_before",
     )  # fmt: skip
     # No __init__: calling one for each card would take a tenth of what it takes to build the pool.
     gpu: Gpu
     number: int
     at: int
-    place: int
     kind: int
     live: int
     free_mib: int
@@ -196,7 +195,7 @@ class Pool:
             first_kind = -1
             open_cards = 0
             cards, ranked = item.cards, item.ranked
-            for place, gpu in enumerate(item.gpus):
+            for gpu in item.gpus:
                 key = kind_of(gpu)
                 if key != last_key:
                     last_key = key
@@ -225,7 +224,6 @@ class Pool:
                 card.gpu = gpu
                 card.number = number
                 card.at = at
-                card.place = place
                 card.kind = kind
                 card.live = len(slices)
                 card.free_mib = free
@@ -264,7 +262,7 @@ class Pool:
                 ranked.sort()
                 item.empty = len(ranked)
                 self.log_empties.append(item)
-            self.capacity += open_cards
+        self.capacity = sum(self.kind_capacity)
 
     def cost_of(self, card: PoolCard) -> float:
         """Its ``cost``, also of one that had no room."""
@@ -397,10 +395,7 @@ def _by_gpu(slices: Sequence[Slice]) -> dict[int, Sequence[Slice]]:
         return found
     shared: dict[int, list[Slice]] = {}
     for part in slices:
-        if part.gpu in shared:
-            shared[part.gpu].append(part)
-        else:
-            shared[part.gpu] = [part]
+        shared.setdefault(part.gpu, []).append(part)
     return dict(shared)
 
 
