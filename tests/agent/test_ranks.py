@@ -73,7 +73,9 @@ def test_a_job_that_removes_its_directory_has_run_and_does_not_again(lab: Lab) -
 
 
 def test_a_halted_shim_goes_on(lab: Lab) -> None:
-    rank = lab.running("sh", "-c", "kill -STOP $PPID; sleep 0.2; exit 7")
+    go = lab.data / "go"
+    rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; kill -STOP $PPID; exit 7', str(go))
+    go.touch()
     assert lab.end(rank).exit == ExitInfo(cause="exited", code=7)
 
 

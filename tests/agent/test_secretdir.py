@@ -55,9 +55,11 @@ def test_a_rank_has_them_as_file_and_variable_and_nothing_else_of_it_holds_them(
 
 def test_without_memory_they_are_in_the_ranks_directory_and_gone_with_its_end(new_lab: Callable[..., Lab]) -> None:
     lab = new_lab(secrets_in=None)
-    rank = start(lab, "sh", "-c", "cat $NEBULA_SECRETS/token >/dev/null && echo read; sleep 0.2")
-    assert (lab.data / "ranks" / rank / rankdir_name(lab, rank)).is_dir()
+    go = lab.data / "go"
+    rank = start(lab, "sh", "-c", 'cat $NEBULA_SECRETS/token >/dev/null && echo read; while ! [ -e "$0" ]; do sleep 0.02; done', str(go))
     lab.said(rank, "read")
+    assert (lab.data / "ranks" / rank / rankdir_name(lab, rank)).is_dir()
+    go.touch()
     lab.end(rank)
     assert files_with(lab.data) == []
 
