@@ -18,6 +18,7 @@ from agent.config import Config
 from agent.http import HttpClient, authorization, endpoint_parse
 from agent.probe import ChildProbe, InlineProbe, Probe
 from agent.processes import RankState
+from agent.procs import boottime
 from agent.protocol import AgentEvent, Desired, ExitInfo, GpuGrant, GpuInfo, GpuStatus
 from agent.runner import EXIT_SESSION_REFUSED, Runner
 from agent.store import Store
@@ -459,17 +460,18 @@ def test_a_control_plane_that_is_away_changes_nothing_for_a_rank(node: Node, pla
     assert node.ranks.stops == []
 
 
-def test_a_lease_that_runs_out_stops_the_rank_by_itself(node: Node, plane: FakeControlPlane) -> None:
-    plane.run("1.1.0", "train", lease_s=1)
+def test_a_lease_that_runs_out_stops_the_rank_by_itself(node: Node, plane: FakeControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane.run("1.1.0", "train", lease_s=3600)
     plane.run("2.1.0", "train")
     for rank in ("1.1.0", "2.1.0"):
         node.started(rank)
         node.ranks.running(rank, 4242)
         plane.wait_state(rank, "RUNNING")
-    assert node.ranks.leases == {"1.1.0": 1, "2.1.0": None}
+    assert node.ranks.leases == {"1.1.0": 3600, "2.1.0": None}
     assert node.ranks.renewed  # the shim counts from the same answer
     assert node.ranks.stops == []
     plane.stop()
+    monkeypatch.setattr("agent.desk.boottime", lambda: boottime() + 3601)
     wait_until(lambda: node.ranks.stops, "the stop")
     assert [(rank, cause) for rank, _, cause, _ in node.ranks.stops] == [("1.1.0", "lease_expired")]
 
