@@ -31,7 +31,7 @@ _WAKE = {signal.SIGCHLD, signal.SIGUSR2}
 _ADOPTED_TICK_S = 0.2
 _TICK_S = 1.0
 #: How long the zygote may take to write down the code of a program that has just ended.
-_CODE_WAIT_S = 2.0
+_CODE_WAIT_S = 20.0
 
 
 def shim_run(path: str, *, adopt: bool) -> NoReturn:
@@ -331,13 +331,16 @@ class Shim:
         return 0
 
     def _code_learn(self) -> None:
+        """Have the zygote tell the exit code, if it can: not for ever, but as long as it may only be slow."""
+        zygote = os.getppid()
         end = time.monotonic() + (_CODE_WAIT_S if self.code_expected else 0.0)
         while True:
+            is_over = time.monotonic() >= end or os.getppid() != zygote
             found = rankdir.file_read(".", rankdir.CODE)
             if found is not None and found["pid"] == self.pid:
                 self.status = found["status"]
                 return
-            if time.monotonic() >= end:
+            if is_over:
                 return
             time.sleep(0.01)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,21 @@ def test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes(
     program = lab.program(rank)
     go.touch()
     wait_until(lambda: not procs.is_alive(*program), "the program's end")  # nobody polls: no new shim yet
+    assert lab.end(rank).exit == ExitInfo(cause="exited", code=9)
+
+
+def test_the_exit_code_is_kept_if_the_zygote_is_slow_to_see_it(lab: Lab) -> None:
+    go = lab.data / "go"
+    rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; exit 9', str(go))
+    program, old = lab.program(rank), lab.shim(rank)
+    kill_shim(lab, rank)
+    adopted(lab, rank, old)
+    zygote = lab.ranks._zygote.pid
+    os.kill(zygote, signal.SIGSTOP)
+    go.touch()
+    wait_until(lambda: not procs.is_alive(*program), "the program's end")
+    time.sleep(2.5)  # the new shim waits: longer than it takes a machine that is only busy
+    os.kill(zygote, signal.SIGCONT)
     assert lab.end(rank).exit == ExitInfo(cause="exited", code=9)
 
 
