@@ -7,7 +7,7 @@ dropped when they come to the top.
 
 from __future__ import annotations
 
-import heapq
+from heapq import heappop, heappush
 
 from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
@@ -44,22 +44,22 @@ class Buckets:
         """The best card for the shape; None = it fits nowhere now."""
         self._refresh()
         if shape.seen < len(self._filled):
+            judged = shape.judged
             for bucket in self._filled[shape.seen :]:
                 if not bucket.cards or (bucket.is_kept and not shape.takes_kept):
                     continue
                 number = bucket.number
-                offer = shape.judged[number] if number in shape.judged else self._judge(shape, bucket)
+                offer = judged[number] if number in judged else self._judge(shape, bucket)
                 if offer is None:
                     continue
                 level = offer.level
                 if level not in shape.levels:
                     shape.levels[level] = {number: offer}
-                    heapq.heappush(shape.order, level)
+                    heappush(shape.order, level)
                 else:
                     shape.levels[level][number] = offer
             shape.seen = len(self._filled)
         order, levels = shape.order, shape.levels
-        pop = heapq.heappop
         while order:
             best, at = 0.0, 0
             found: PoolCard | None = None
@@ -71,7 +71,7 @@ class Buckets:
                     less_score, place, card = cards[0]
                     if card.bucket == number:
                         break
-                    pop(cards)
+                    heappop(cards)
                 else:
                     gone.append(number)
                     continue
@@ -82,7 +82,7 @@ class Buckets:
                 for number in gone:
                     del offers[number]
                 return found
-            del levels[pop(order)]
+            del levels[heappop(order)]
         return None
 
     def _judge(self, shape: Shape, bucket: Bucket) -> Offer | None:
@@ -128,9 +128,11 @@ class Buckets:
                     card.bucket = -1
         # The empty cards of a node are the better the fewer there are.
         if emptied_before < self._seen_empties:
-            for node in dict.fromkeys(emptied[emptied_before:]):
-                if node.empty or not node.is_uniform:
+            done: PoolNode | None = None
+            for node in emptied[emptied_before:]:
+                if node is not done and (node.empty or not node.is_uniform):
                     self._sort_empties(node)
+                    done = node
 
     def _least_of_kinds(self) -> list[int]:
         """By kind of card: the least memory that anything that waits needs of one; at least 1."""
@@ -159,7 +161,7 @@ class Buckets:
     def _sort_in(self, node: PoolNode, card: PoolCard) -> None:
         if card.free_mib <= 0 or not card.is_open:
             card.bucket = -1
-        elif card.live or card.aside_for is not None or card.foreign_mib:
+        elif card.live or not card.is_plain:
             self._put_used(node, card)
         elif not node.is_uniform or self._is_first_fit:
             self._put_empty(node, card, node.empty_of(card.kind), len(node.cards), card.is_strained)
@@ -194,7 +196,7 @@ class Buckets:
             if not bucket.cards:
                 self._filled.append(bucket)
             card.bucket = bucket.number
-            heapq.heappush(bucket.cards, (0.0 if self._is_first_fit else card.cost, card.number, card))
+            heappush(bucket.cards, (0.0 if self._is_first_fit else card.cost, card.number, card))
 
     def _bucket(self, card: PoolCard, host: int, empty: int, size: int, is_strained: bool, is_kept: bool) -> Bucket:
         bucket = Bucket(self._count, card.state(), host, empty, size, is_strained, is_kept)

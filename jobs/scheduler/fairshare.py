@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool
-from jobs.scheduler.types import Job, Policy, Request, Slice, Snapshot
+from jobs.scheduler.types import Job, Policy, Request, Snapshot
 
 Name = TypeVar("Name", int, str)
 NEAR = 1e-6  # of a card: below this two amounts are equal
@@ -149,30 +149,40 @@ class Shares:
 
     def _held(self, snapshot: Snapshot) -> tuple[dict[int, float], dict[int, float]]:
         """What runs already: ({user: cards}, {project: cards}). Fills ``queues`` and ``dominant``."""
-        running = snapshot.running
-        held: list[float] = []
-        for run in running:
+        queues = [queue.name for queue in self._policy.queues] or [""]
+        is_by_queue = self._policy.order == "capacity"
+        shared = self._pool.shared_mib
+        of_user: dict[int, list[float]] = {}
+        of_project: dict[int, list[float]] = {}
+        of_queue: dict[str, list[float]] = {}
+        project, here = 0, of_project.setdefault(0, [])  # mostly the next one is of the same
+        for run in snapshot.running:
             cards = 0.0
             for part in run.slices:
-                cards += 1.0 if part.exclusive else self._part(part)
-            held.append(cards)
-        by_user = _sums([run.user for run in running], held)
+                if part.exclusive:
+                    cards += 1.0
+                else:
+                    total = shared.get(part.gpu)
+                    cards += min(part.mib / total, 1.0) if total else 1.0
+            try:
+                of_user[run.user].append(cards)
+            except KeyError:
+                of_user[run.user] = [cards]
+            if run.project != project:
+                project = run.project
+                here = of_project.setdefault(project, [])
+            here.append(cards)
+            if is_by_queue:
+                of_queue.setdefault(run.queue if run.queue in queues else queues[0], []).append(cards)
+        by_user = _sums(of_user)
         if self._is_drf:
-            for run in running:
+            for run in snapshot.running:
                 if run.request is not None:
                     self._dominate(run.user, 0.0, run.request)
             for user, cards in by_user.items():
                 self._dominate(user, cards, None)
-        if self._policy.order == "capacity":
-            names = [queue.name for queue in self._policy.queues] or [""]
-            self.queues = _sums([run.queue if run.queue in names else names[0] for run in running], held)
-        return by_user, _sums([run.project for run in running], held)
-
-    def _part(self, part: Slice) -> float:
-        """A slice's share of its card."""
-        card = self._pool.card_of.get(part.gpu)
-        total = 0 if card is None else card.gpu.total_mib or 0
-        return 1.0 if total <= 0 else min(part.mib / total, 1.0)
+        self.queues = _sums(of_queue)
+        return by_user, _sums(of_project)
 
     def cards(self, request: Request) -> float:
         """What the request takes, in cards; by the first kind that could serve it."""
@@ -270,14 +280,6 @@ class Shares:
         return bool(kinds)
 
 
-def _sums(owners: Sequence[Name], amounts: Sequence[float]) -> dict[Name, float]:
+def _sums(terms: Mapping[Name, Sequence[float]]) -> dict[Name, float]:
     """The sum of each owner's amounts. Exact: whatever their order."""
-    if len({*owners}) == 1:
-        return {owners[0]: math.fsum(amounts)}
-    found: dict[Name, list[float]] = {}
-    for owner, amount in zip(owners, amounts, strict=True):
-        try:
-            found[owner].append(amount)
-        except KeyError:
-            found[owner] = [amount]
-    return {owner: math.fsum(terms) for owner, terms in found.items()}
+    return {owner: math.fsum(amounts) for owner, amounts in terms.items() if amounts}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from jobs.scheduler.binding import CardView, NodeView, Tally
 from jobs.scheduler.need import Need
@@ -24,11 +24,24 @@ class Looks:
         self._counts: list[int] = []  # how many cards have each
         self._views: list[NodeView] = []
         self._tallies: dict[tuple[Need | int, ...], Tally] = {}  # by needs
+        plain, counts = self._plain, self._counts
         for item in pool.nodes:
+            looks: list[int] = []
+            for card in item.cards:
+                # Most cards are in service, and nothing else is on them.
+                if card.is_plain:
+                    try:
+                        number = plain[card.kind][card.live][card.free_mib]
+                    except KeyError:
+                        number = plain.setdefault(card.kind, {}).setdefault(card.live, {})[card.free_mib] = self._new(card)
+                else:
+                    look = (card.kind, card.free_mib, card.live, card.foreign_mib, card.aside_for, card.gpu.is_schedulable)
+                    if look not in self._numbers:
+                        self._numbers[look] = self._new(card)
+                    number = self._numbers[look]
+                looks.append(number)
+                counts[number] += 1
             node = item.node
-            looks = self._all(item.cards)
-            for number in looks:
-                self._counts[number] += 1
             self._views.append(NodeView(node.name, node.refusal, node.takes_work, item.gpus, looks, item.cpu_milli, item.memory_mib))
 
     def tally(self, request: Request, own: int | None = None) -> Tally:
@@ -43,24 +56,6 @@ class Looks:
         found = self._tallies.get(key)
         if found is None:
             found = self._tallies[key] = Tally(request, self._views, self._cards(needs, None), self._counts)
-        return found
-
-    def _all(self, cards: Iterable[PoolCard]) -> list[int]:
-        """The look of each card."""
-        plain, found = self._plain, []
-        for card in cards:
-            # Most cards are in service, and nothing else is on them.
-            if card.is_open and not card.foreign_mib and card.aside_for is None:
-                try:
-                    found.append(plain[card.kind][card.live][card.free_mib])
-                except KeyError:
-                    number = plain.setdefault(card.kind, {}).setdefault(card.live, {})[card.free_mib] = self._new(card)
-                    found.append(number)
-            else:
-                look = (card.kind, card.free_mib, card.live, card.foreign_mib, card.aside_for, card.gpu.is_schedulable)
-                if look not in self._numbers:
-                    self._numbers[look] = self._new(card)
-                found.append(self._numbers[look])
         return found
 
     def _new(self, card: PoolCard) -> int:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 
-from jobs.scheduler.backlog import Backlog, Item, Owner, groups_of
+from jobs.scheduler.backlog import BY_OWNER, Backlog, Item, Owner, Waiting
 from jobs.scheduler.fairshare import Shares
 from jobs.scheduler.pool import Pool
 from jobs.scheduler.predict import likely_s, longest_s
@@ -60,15 +60,16 @@ class JobQueue:
     A queue that the policy does not know counts as its first, a QOS as none. Raises ValueError for an order that does not exist.
     """
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, pool: Pool) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, pool: Pool, waiting: Waiting) -> None:
         if policy.order not in ORDERS:
             raise ValueError(f"Policy.order is {policy.order!r}; it can be {', '.join(ORDERS)}.")
         self._snapshot = snapshot
         self._policy = policy
+        self._waiting = waiting
         self._qos = dict(policy.qos)
         self._guaranteed = {queue.name: queue for queue in policy.queues}
         self._first_queue = policy.queues[0].name if policy.queues else ""
-        self.shares = Shares(snapshot, policy, pool) if policy.order in ("fair", "drf", "capacity") else None
+        self.shares = Shares(snapshot, policy, pool) if policy.order in BY_OWNER else None
         self._lends = self.shares is not None and policy.order != "drf"
         self._has_queues = policy.order == "capacity"
         self._all_lines = [] if self.shares is None else self._lines(self.shares)
@@ -87,6 +88,8 @@ class JobQueue:
         """The jobs that have been passed over for too long, oldest first."""
         now, latest = self._snapshot.now, self._snapshot.now - self._policy.patience_s
         jobs = self._snapshot.jobs
+        if self._waiting.oldest > latest:
+            return []
         old = jobs.submitted_until(latest) if isinstance(jobs, Backlog) else [job for job in jobs if job.submitted <= latest]
         found = [job for job in old if now - job.submitted >= self._patience(job)]
         return sorted(found, key=lambda job: (job.submitted, job.id))
@@ -152,14 +155,16 @@ class JobQueue:
         heapq.heapify(heap)
         replace = heapq.heapreplace
         while heap:
-            first, value, at, job_id, own, job, line = heap[0]
+            entry = heap[0]
+            line = entry[6]
             if line.is_stale:
                 # Its owner has got something since: keys only grow within a pass.
                 settle(line)
+                first, value, at, job_id, own, job, _line = entry
                 if line.add + own > value or line.first > first:
                     replace(heap, (line.first, line.add + own, at, job_id, own, job, line))
                     continue
-            yield job
+            yield entry[5]
             if line.is_stale:
                 settle(line)
             for own, at, job_id, job in line.rest:
@@ -170,8 +175,7 @@ class JobQueue:
 
     def _lines(self, shares: Shares) -> list[WaitingLine]:
         """The waiting jobs by owner, each sorted; settles the shares."""
-        jobs = self._snapshot.jobs
-        groups = jobs.groups if isinstance(jobs, Backlog) and jobs.policy == self._policy else groups_of(jobs, self._policy)
+        groups = self._waiting.groups
         owners = sorted(groups)
         shares.settle([(owner[1], owner[2], groups[owner].requests) for owner in owners])
         firsts = {owner[0]: (-owner[0],) for owner in owners}  # equal ones are one object: keys are compared faster

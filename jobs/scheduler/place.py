@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 
 from jobs.scheduler import reasons
+from jobs.scheduler.backlog import Waiting
 from jobs.scheduler.binding import NodeView, binding_reason, host_reason, refusal_code, refusal_reason
 from jobs.scheduler.candidates import Candidates
 from jobs.scheduler.looks import Looks
@@ -25,10 +26,10 @@ CpuEntry = tuple[float, int, int, int, PoolNode]
 class Placer:
     """Raises ValueError for a ``policy.strategy`` that does not exist."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, waiting: Waiting) -> None:
         self.snapshot = snapshot
         self.policy = policy
-        self.pool = Pool(snapshot, policy)
+        self.pool = Pool(snapshot, policy, waiting)
         self.candidates = Candidates(self.pool)
         self._looks: Looks | None = None
         self._inventory: Inventory | None = None

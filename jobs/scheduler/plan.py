@@ -9,7 +9,7 @@ import gc
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
-from jobs.scheduler.backlog import Backlog
+from jobs.scheduler.backlog import Backlog, waiting_of
 from jobs.scheduler.order import JobQueue
 from jobs.scheduler.place import Placer
 from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot, new
@@ -70,8 +70,9 @@ class _Pass:
         self.snapshot = snapshot
         self.policy = policy
         self.explain = explain
-        self.placer = Placer(snapshot, policy)
-        self.queue = JobQueue(snapshot, policy, self.placer.pool)
+        waiting = waiting_of(snapshot.jobs, policy)
+        self.placer = Placer(snapshot, policy, waiting)
+        self.queue = JobQueue(snapshot, policy, self.placer.pool, waiting)
         self.ends = Ends(snapshot, policy)
         self.reservations = Reservations(self.placer.pool, self.ends)
         # What is asked for most, one card, without a detour.

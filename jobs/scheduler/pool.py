@@ -3,7 +3,7 @@
 Nothing is freed within a pass. So a request that failed once fails again, and cards only ever fill.
 
 INVARIANT: each change of a card or of a node's host is in ``Pool.log``, each change of a card that was empty in ``Pool.log_empties``
-as well; a node's ``version`` and ``version_empties`` grow with them. ``Pool.moved`` has the cards that have changed.
+as well; a node's ``version`` and ``version_empties`` grow with them. ``Pool.moved`` has the cards that have changed and have room left.
 At first ``moved`` and ``log_empties`` have what there is to be found: the cards with room that are not empty, the nodes with empty ones.
 
 Nothing here points back to what holds it, so that all is gone with the pass and the garbage collector has nothing to look for.
@@ -12,17 +12,17 @@ Nothing here points back to what holds it, so that all is gone with the pass and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from jobs.scheduler.backlog import Backlog
+from jobs.scheduler.backlog import Waiting
 from jobs.scheduler.fragmentation import Mix, State, mix_of
 from jobs.scheduler.need import Need, cpu_ranks_max, foreign_counted_mib, host_free, need_on, node_mismatch
-from jobs.scheduler.never import Inventory, NodeTraits, kind_of
+from jobs.scheduler.never import Inventory, NodeTraits
 from jobs.scheduler.score import STRATEGIES, card_rated, node_score
 from jobs.scheduler.topology import ALIKE, Nearness, pair_nearness
-from jobs.scheduler.types import Gpu, Grant, Job, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot, new
+from jobs.scheduler.types import Gpu, Grant, Node, Placement, Policy, RankPlacement, Reason, Request, Slice, Snapshot, new
 
 if TYPE_CHECKING:
     from jobs.scheduler.shapes import Candidate, Shape
@@ -34,9 +34,9 @@ _gpu_key = attrgetter("index", "id")
 
 def _by_index(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
     """By index and id. Mostly they are already."""
-    before: int | None = None
+    before = -1
     for gpu in gpus:
-        if before is not None and gpu.index <= before:
+        if gpu.index <= before:
             return sorted(gpus, key=_gpu_key)
         before = gpu.index
     return gpus
@@ -45,13 +45,14 @@ def _by_index(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
 class PoolCard:
     """A card as it fills up within the pass. ``free_mib`` is what is really free: slices and counted foreign use taken off.
     ``at``: the place of its node in ``Pool.nodes``; ``number``: its own among all cards, by node, index and id;
+    ``is_plain``: it is in service, nothing foreign is on it, and it is kept for nobody;
     ``bucket``: the number of the bucket that it is in (buckets.py), -1 = in none.
     ``cost``: minus the part of its score that no placement changes; ``is_strained``: as the pass began, as what it places itself strains
     nothing yet. Both are known of cards that had room then: see ``Pool.cost_of``."""
 
     __slots__ = (
-        "added", "aside_for", "at", "bucket", "cost", "foreign_mib", "free_mib", "gpu", "is_open", "is_strained", "kind", "live", "number",
-        "slices_before",
+        "added", "aside_for", "at", "bucket", "cost", "foreign_mib", "free_mib", "gpu", "is_open", "is_plain", "is_strained", "kind",
+        "live", "number", "slices_before",
     )  # fmt: skip
     # No __init__: calling one for each card would take a tenth of what it takes to build the pool.
     gpu: Gpu
@@ -62,6 +63,7 @@ class PoolCard:
     free_mib: int
     foreign_mib: int
     is_open: bool
+    is_plain: bool
     aside_for: int | None
     bucket: int
     cost: float
@@ -74,7 +76,7 @@ class PoolCard:
 
     def is_empty(self) -> bool:
         """Whether a job that wants a whole card could have it now."""
-        return self.live == 0 and self.foreign_mib == 0 and self.is_open and self.aside_for is None
+        return self.live == 0 and self.is_plain
 
     @property
     def slices(self) -> Sequence[Slice]:
@@ -140,12 +142,12 @@ class Pool:
     Raises ValueError for a ``policy.strategy`` that does not exist.
     """
 
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, waiting: Waiting) -> None:
         if policy.strategy not in STRATEGIES:
             raise ValueError(f"Policy.strategy is {policy.strategy!r}; it can be {', '.join(STRATEGIES)}.")
         self.policy = policy
         self.nodes: list[PoolNode] = []
-        self.card_of: dict[int, PoolCard] = {}  # by the id of the card
+        self.shared_mib: dict[int, int] = {}  # id of a card that holds a part of itself -> all of its memory; 0 = unknown
         self.all_take_work = True
         self.capacity = 0  # cards that are in service on nodes that take work
         self.free_cards = 0  # of these, cards with any memory free
@@ -161,10 +163,9 @@ class Pool:
         self.requests: Counter[Request] = Counter()
         self._numbers: dict[int, int] = {}  # by the serial of the request
         self._number_of: dict[Request, int] = {}
-        self.by_serial, times_of = _requests(snapshot.jobs)
-        for key, times in times_of.items():
-            request = self.by_serial[key]
-            self.requests[request] += times
+        self.by_serial = waiting.by_serial
+        for key, request in self.by_serial.items():
+            self.requests[request] += waiting.times[key]
             self._numbers[key] = self._number_of.setdefault(request, len(self._number_of))
         self._traits = NodeTraits(self.requests)
         self._build(snapshot)
@@ -175,14 +176,14 @@ class Pool:
                 item.host = self.mix.all_hosts
 
     def _build(self, snapshot: Snapshot) -> None:
-        policy, card_of = self.policy, self.card_of
+        policy, shared_mib = self.policy, self.shared_mib
         taken = _by_gpu(snapshot.slices)
         nothing: Sequence[Slice] = ()
         kinds_at: dict[tuple[object, ...], dict[object, int]] = {}
         kind_at: dict[object, int] = {}
         last_key: object = None
-        kind = -1  # that of ``last_key``
-        number = 0
+        kind, total = -1, 0  # those of ``last_key``
+        number = free_cards = 0
         for at, node in enumerate(sorted(snapshot.nodes, key=attrgetter("id"))):
             item = PoolNode(node, at)
             self.nodes.append(item)
@@ -193,12 +194,14 @@ class Pool:
             if kinds_here is not kind_at:
                 kind_at, last_key = kinds_here, None
             first_kind = -1
-            open_cards = 0
+            closed_cards = 0
             cards, ranked = item.cards, item.ranked
             for gpu in item.gpus:
-                key = kind_of(gpu)
+                # As ``never.kind_of`` says.
+                key = (gpu.total_mib, gpu.model, gpu.max_slices, gpu.compute_capability, gpu.nominal_mib, gpu.vendor)
                 if key != last_key:
                     last_key = key
+                    total = gpu.total_mib or 0
                     if key in kind_at:
                         kind = kind_at[key]
                     else:
@@ -212,48 +215,53 @@ class Pool:
                         first_kind = kind
                     else:
                         item.is_uniform = False
-                total = free = gpu.total_mib or 0
+                free = total
                 foreign = 0
                 if gpu.foreign_mib:
                     foreign = foreign_counted_mib(gpu, policy)
                     free -= foreign
                 slices = taken.get(gpu.id, nothing)
+                live = 0
                 for part in slices:
-                    free -= total if part.exclusive else part.mib
+                    live += 1
+                    if part.exclusive:
+                        free -= total
+                    else:
+                        free -= part.mib
+                        shared_mib[part.gpu] = total
                 card = PoolCard()
                 card.gpu = gpu
                 card.number = number
                 card.at = at
                 card.kind = kind
-                card.live = len(slices)
+                card.live = live
                 card.free_mib = free
                 card.foreign_mib = foreign
                 card.is_open = is_open = takes_work and gpu.is_schedulable
+                card.is_plain = is_open and not foreign
                 card.aside_for = card.added = None
                 card.bucket = -1
                 card.cost = UNRATED
                 card.is_strained = False
                 card.slices_before = slices
-                card_of[gpu.id] = card
                 cards.append(card)
                 number += 1
-                if is_open:
-                    open_cards += 1
-                    is_empty = not slices and not foreign
+                if not is_open:
+                    closed_cards += 1
+                elif free > 0 or not (live or foreign):
+                    # All that has room is rated soon: now what that takes is at hand.
+                    score, is_strained = card_rated(gpu, live=live)
+                    card.cost = cost = -(score + points)
+                    card.is_strained = is_strained
+                    if live or foreign:
+                        self.moved.append(card)
+                    else:
+                        ranked.append((is_strained, cost, card.number, card))
                     if free > 0:
-                        self.free_cards += 1
-                    if is_empty or free > 0:
-                        # All that has room is rated soon: now what that takes is at hand.
-                        score, is_strained = card_rated(gpu, live=card.live)
-                        card.cost = cost = -(score + points)
-                        card.is_strained = is_strained
-                        if is_empty:
-                            ranked.append((is_strained, cost, card.number, card))
-                        else:
-                            self.moved.append(card)
+                        free_cards += 1
             if item.is_uniform and cards:
                 self.kind_counts[first_kind] += len(cards)
-                self.kind_capacity[first_kind] += open_cards
+                self.kind_capacity[first_kind] += len(cards) - closed_cards
             else:
                 for card in cards:
                     self.kind_counts[card.kind] += 1
@@ -262,6 +270,7 @@ class Pool:
                 ranked.sort()
                 item.empty = len(ranked)
                 self.log_empties.append(item)
+        self.free_cards = free_cards
         self.capacity = sum(self.kind_capacity)
 
     def cost_of(self, card: PoolCard) -> float:
@@ -348,14 +357,14 @@ class Pool:
         self.log.append(node)
 
     def _take(self, job: int, shape: Shape, node: PoolNode, card: PoolCard) -> Grant:
-        need, free, live = shape.needs[card.kind], card.free_mib, card.live
-        if not isinstance(need, Need) or live >= need.max_live or free < need.least_mib:
+        need: Need = shape.needs[card.kind]  # type: ignore[assignment]  # a Reason has no such numbers: it fails as loudly
+        free, live = card.free_mib, card.live
+        if live >= need.max_live or free < need.least_mib:
             raise AssertionError(f"card {card.gpu.id} was offered to job {job} without room")
         exclusive = need.exclusive
         mib = need.mib if exclusive or need.mib < free else free  # as Need.take says
-        self.moved.append(card)
         if live == 0:
-            if card.aside_for is None and not card.foreign_mib and card.is_open:
+            if card.is_plain:
                 node.empty -= 1
             node.version_empties += 1
             self.log_empties.append(node)
@@ -368,6 +377,8 @@ class Pool:
         if free <= mib:
             card.bucket = -1
             self.free_cards -= 1
+        else:
+            self.moved.append(card)
         grant = new(Grant)
         grant.gpu, grant.mib, grant.exclusive = card.gpu.id, mib, exclusive
         return grant
@@ -380,6 +391,7 @@ class Pool:
                 node.empty -= 1
             node.kept += card.aside_for is None
             card.aside_for = job
+            card.is_plain = False
             self.kept_kinds.add(card.kind)
             node.version += 1
             node.version_empties += 1
@@ -397,19 +409,3 @@ def _by_gpu(slices: Sequence[Slice]) -> dict[int, Sequence[Slice]]:
     for part in slices:
         shared.setdefault(part.gpu, []).append(part)
     return dict(shared)
-
-
-def _requests(jobs: Sequence[Job]) -> tuple[Mapping[int, Request], Mapping[int, int]]:
-    """({serial: request}, {serial: jobs}). Equal requests are mostly one object: counting objects first saves hashing each."""
-    if isinstance(jobs, Backlog):
-        return jobs.by_serial, jobs.times
-    by_serial: dict[int, Request] = {}
-    times: dict[int, int] = {}
-    for job in jobs:
-        request = job.request
-        key = request.serial
-        try:
-            times[key] += 1
-        except KeyError:
-            by_serial[key], times[key] = request, 1
-    return by_serial, times

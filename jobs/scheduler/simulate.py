@@ -200,7 +200,7 @@ class _Simulation:
                 is_cut = True
                 break
             # 2. A pass. With no memory free no job with cards can start, so none is needed.
-            if self.waiting and (self.free_mib > 0 or any(request.gpu_count == 0 for request in self.waiting.by_serial.values())):
+            if self.waiting and (self.free_mib > 0 or any(request.gpu_count == 0 for request in self.waiting.requests())):
                 self._pass()
             if self.wanted is not None and not self.wanted:
                 break
