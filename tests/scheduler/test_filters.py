@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jobs.scheduler import Policy, Request, Snapshot, never_reason, plan, reasons
+from jobs.scheduler.backlog import Waiting
 from jobs.scheduler.need import node_mismatch, version_key
-from jobs.scheduler.types import Node
+from jobs.scheduler.never import kind_of
+from jobs.scheduler.pool import Pool
+from jobs.scheduler.types import Gpu, Node
 from tests.scheduler.cases import Case
 
 
@@ -120,3 +125,13 @@ def test_packing_keeps_room_for_what_is_said_to_come() -> None:
 
     result = plan(replace(snapshot, mix=((Request(), 1.0), (Request(gpu_count=4), 1.0))), Policy())
     assert [placement.ranks[0].node for placement in result.placements] == [2]
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Gpu)])
+def test_a_pass_tells_the_kinds_of_cards_apart_as_the_refusal_at_submit_does(field: str) -> None:
+    one = Gpu(id=1, uuid="GPU-1", index=0, model="A100", total_mib=40960, nominal_mib=40960, compute_capability="8.0", temp_c=40)
+    value = getattr(one, field)
+    two = dataclasses.replace(one, **{field: f"{value}x" if isinstance(value, str) else (value or 0) + 1, "id": 2, "index": 1})
+    snapshot = Snapshot(now=0.0, nodes=(Node(id=1, name="node", gpus=(one, two)),), jobs=())
+    pool = Pool(snapshot, Policy(), Waiting())
+    assert (len(pool.kinds) == 1) == (kind_of(one) == kind_of(two))
