@@ -14,6 +14,7 @@ from client.commands.common import JsonFlag, ProfileOption, Session, note, sessi
 from client.errors import ExitCode
 from client.i18n import _
 from client.output import safe
+from client.shapes import Gpu
 
 EVERY_S = 0.2
 #: A second fault so soon would count as the same one.
@@ -114,12 +115,15 @@ def _chain(run: Drill, fault: str, node: str, gpu: int) -> bool:
         if not run.until(lambda: run.health()["state"] == "ISOLATED"):
             return False
         run.step(_("the fault came again: the card is isolated"))
+    # Its jobs are stopped a moment after it left.
+    if not run.until(lambda: _stopped(run, incident) or not _live_slices(run, node)):
+        return False
     jobs = _stopped(run, incident)
     if jobs and not run.until(lambda: all(_is_elsewhere(client.job_get(job), run.uuid) for job in jobs)):
         return False
     if jobs:
         run.step(_("jobs that left the card: {jobs}").format(jobs=", ".join(f"#{job}" for job in jobs)))
-    if not run.until(lambda: next(c for c in client.node_get(node)["gpus"] if c["uuid"] == run.uuid)["live_slices"] == 0):
+    if not run.until(lambda: not _live_slices(run, node)):
         return False
     client.gpu_act(run.uuid, action="return", reason="drill")
     if not run.until(lambda: run.health()["state"] == "HEALTHY"):
@@ -134,8 +138,15 @@ def _settled(run: Drill, node: str) -> dict[str, Any] | None:
     health = run.health()
     if health["needs_human"] or (health["state"] != "SUSPECT" and not health["waits_for"]):
         return health
-    card = next(c for c in run.session.client.node_get(node)["gpus"] if c["uuid"] == run.uuid)
-    return health if card["exclusive"] else None
+    return health if _card(run, node)["exclusive"] else None
+
+
+def _card(run: Drill, node: str) -> Gpu:
+    return next(card for card in run.session.client.node_get(node)["gpus"] if card["uuid"] == run.uuid)
+
+
+def _live_slices(run: Drill, node: str) -> int:
+    return _card(run, node)["live_slices"]
 
 
 def _stopped(run: Drill, incident: int) -> list[int]:
