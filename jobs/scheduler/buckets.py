@@ -13,17 +13,17 @@ from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, WEIGHTS, packing_class, whole_fragmentation
 from jobs.scheduler.shapes import Bucket, Level, Losses, Offer, Shape
-from jobs.scheduler.topology import ROUND
+from jobs.scheduler.topology import SCALE
 
 #: The buckets of empty cards that differ only in how many there are on their node, by that number.
 Family = list[Bucket | None]
 #: Values that are farther apart than this differ in what of them counts.
-NEAR = 2 * 10**-ROUND
+NEAR = 2 / SCALE
 
 
 def _is_before(value: float, place: int, best: float, at: int) -> bool:
     """Whether it comes before the best one so far: by as much of the value as counts, then by the card's place."""
-    return (round(value, ROUND), place) < (round(best, ROUND), at)
+    return (round(value * SCALE), place) < (round(best * SCALE), at)
 
 
 class Buckets:

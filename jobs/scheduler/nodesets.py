@@ -13,7 +13,8 @@ from jobs.scheduler.need import Need, host_short, node_mismatch
 from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, TOPOLOGY_WEIGHT, WEIGHTS, packing_class, whole_fragmentation
 from jobs.scheduler.shapes import Candidate, Effect, Entry, Losses, Shape
-from jobs.scheduler.topology import ALIKE, ROUND, choose_set
+from jobs.scheduler.topology import ALIKE, SCALE, choose_set
+from jobs.scheduler.types import new
 
 
 def _version(shape: Shape, node: PoolNode) -> int:
@@ -129,7 +130,7 @@ class NodeSets:
             lost, empty = found
             full = whole_fragmentation(empty=node.empty, cards=len(node.cards)) if empty else tight
             score = card.cost - WEIGHTS["fragmentation"] * full
-            key = (card.is_strained, round(lost), round(score, ROUND), card.number)
+            key = (card.is_strained, round(lost), round(score * SCALE), card.number)
             if best is None or key < best:
                 best, chosen, breaks, least = key, card, empty > 0 and not shape.is_whole, lost
         tick = next(self._tick)
@@ -147,7 +148,10 @@ class NodeSets:
             ranked = [item for item in ranked if item[3].aside_for is None]
         if len(ranked) < k:
             return None
-        cls, full = self._wide_class(shape, node, ranked[0][3].state())
+        found = None
+        if not shape.has_host:
+            found = shape.wide.get((ranked[0][3].kind, node.host, node.empty, len(node.cards)))
+        cls, full = found or self._wide_class(shape, node, ranked[0][3].state())
         if cls is None:
             return None
         chosen = ranked[:k]
@@ -159,27 +163,25 @@ class NodeSets:
         score = (1 - TOPOLOGY_WEIGHT) * (full - cost / k) + TOPOLOGY_WEIGHT * nearness
         far = ALIKE_FAR if nearness == ALIKE[1] else _far(nearness)
         number = node.node.id
-        key = (number in shape.avoid, chosen[-1][0], far, cls, False, -round(score, ROUND), number, next(self._tick))
-        return Candidate(key, node, cards, _version(shape, node))
+        candidate = new(Candidate)
+        candidate.key = (number in shape.avoid, chosen[-1][0], far, cls, False, -round(score * SCALE), number, next(self._tick))
+        candidate.node, candidate.cards, candidate.version = node, cards, _version(shape, node)
+        return candidate
 
     def _wide_class(self, shape: Shape, node: PoolNode, state: State) -> tuple[int | None, float]:
         """(packing class, weighted fragmentation score) of so many empty cards of the node; the class None = they don't fit."""
         k, kind, empty, cards = shape.per_node, state[0], node.empty, len(node.cards)
-        where = (kind, self._pool.host_of(node), empty, cards)
-        found: tuple[int | None, float] | None = None if shape.has_host else shape.wide.get(where)
-        if found is None:
-            effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
-            if effect is None:
-                found = (None, 0.0)
-            else:
-                host, moved = self._losses.host_after(shape, node)
-                mix = self._pool.mix
-                table = mix.table(host)
-                lost = moved + k * (table[state] - table[effect[1]] - effect[0])
-                lost += mix.wide(host, kind, empty) - mix.wide(host, kind, max(empty - k, 0))
-                cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
-                found = (cls, WEIGHTS["fragmentation"] * whole_fragmentation(empty=empty, cards=cards))
-            shape.wide[where] = found
+        found: tuple[int | None, float] = (None, 0.0)
+        effect = shape.step[state] if state in shape.step else self._losses.step(shape, state)
+        if effect is not None:
+            host, moved = self._losses.host_after(shape, node)
+            mix = self._pool.mix
+            table = mix.table(host)
+            lost = moved + k * (table[state] - table[effect[1]] - effect[0])
+            lost += mix.wide(host, kind, empty) - mix.wide(host, kind, max(empty - k, 0))
+            cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=0.0, free_share=0.0)
+            found = (cls, WEIGHTS["fragmentation"] * whole_fragmentation(empty=empty, cards=cards))
+        shape.wide[kind, self._pool.host_of(node), empty, cards] = found
         return found
 
     def _ranked(self, shape: Shape, node: PoolNode, able: Sequence[tuple[PoolCard, Effect]], *, avoided: bool) -> Candidate:
@@ -199,7 +201,7 @@ class NodeSets:
             cls = packing_class(self._strategy, lost=lost / self._unit, fragmentation=tight, free_share=free)
             score = WEIGHTS["fragmentation"] * full - card.cost
             level = (card.is_strained, cls, self._is_aware and empty > 0 and not is_whole)
-            ranked.append((level, -round(score, ROUND), card.gpu.index, card.gpu.id, card, lost, tight, free))
+            ranked.append((level, -round(score * SCALE), card.gpu.index, card.gpu.id, card, lost, tight, free))
         ranked.sort(key=lambda item: item[:4])
         near, nearness = node.near() if k > 1 else (None, 1.0)
         if near is None:
@@ -226,7 +228,7 @@ class NodeSets:
         breaks = any(item[0][2] for item in chosen)
         # Of several cards nearness decides before packing: the job lives with its links until its end.
         far = _far(nearness) if k > 1 else 0.0
-        key = (avoided, strained, far, cls, breaks, -round(score, ROUND), node.node.id, next(self._tick))
+        key = (avoided, strained, far, cls, breaks, -round(score * SCALE), node.node.id, next(self._tick))
         return Candidate(key, node, [item[4] for item in chosen], _version(shape, node))
 
     def best_sets(self, shape: Shape, wanted: int) -> list[Candidate] | None:

@@ -89,7 +89,7 @@ class Shape:
         # By node.
         self.heap: list[Entry] | None = None
         # (kind, host class, empty cards, cards) -> (packing class, or None where they don't fit, and fragmentation score)
-        self.wide: dict[tuple[int, int, int, int], tuple[int | None, float]] = {} if plain is None else plain.wide
+        self.wide: dict[tuple[int, int | None, int, int], tuple[int | None, float]] = {} if plain is None else plain.wide
 
 
 class Losses:

@@ -15,7 +15,7 @@ NEARNESS: Final[dict[str, float]] = {"nvlink": 1.0, "pcie_switch": 0.75, "pcie_h
 SAME_MODEL_SHARE: Final = 0.55  # above one half: see _nearness
 EXACT_SETS: Final = 1000  # up to so many sets all are compared; beyond, sets are grown greedily from each card
 
-ROUND: Final = 9  # digits that count: beyond them sums differ only by the order of their terms
+SCALE: Final = 1e9  # digits that count: beyond them sums differ only by the order of their terms
 
 Nearness = Mapping[tuple[int, int], float]
 
@@ -70,7 +70,7 @@ def choose_set(candidates: Sequence[int], scores: Sequence[float], k: int, near:
 
     def rank(places: tuple[int, ...]) -> tuple[float, float, tuple[int, ...]]:
         nearness = set_nearness([candidates[at] for at in places], near)
-        return (-round(nearness, ROUND), -round(sum(scores[at] for at in places), ROUND), places)
+        return (-round(nearness * SCALE), -round(sum(scores[at] for at in places) * SCALE), places)
 
     chosen = tuple(candidates[at] for at in min(sets, key=rank))
     return chosen, set_nearness(chosen, near)
