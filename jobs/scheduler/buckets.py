@@ -14,6 +14,7 @@ from jobs.scheduler.pool import Pool, PoolCard, PoolNode
 from jobs.scheduler.score import FIRST_FIT, FRAGMENTATION_AWARE, WEIGHTS, packing_class, whole_fragmentation
 from jobs.scheduler.shapes import Bucket, Level, Losses, Offer, Shape
 from jobs.scheduler.topology import SCALE
+from jobs.scheduler.types import new
 
 #: The buckets of empty cards that differ only in how many there are on their node, by that number.
 Family = list[Bucket | None]
@@ -109,7 +110,8 @@ class Buckets:
             weight = WEIGHTS["fragmentation"] * full
             cls = packing_class(strategy, lost=lost, fragmentation=tight, free_share=free)
             level = (bucket.is_strained, cls, bucket.empty > 0 and not is_whole and is_aware)
-        offer = shape.judged[bucket.number] = Offer(level, weight, bucket)
+        offer = shape.judged[bucket.number] = new(Offer)
+        offer.level, offer.weight, offer.bucket = level, weight, bucket
         return offer
 
     def _refresh(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jobs.scheduler.binding import CardView, NodeView, Tally
 from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool, PoolCard
-from jobs.scheduler.types import Gpu, Reason, Request
+from jobs.scheduler.types import Gpu, Reason, Request, new
 
 #: All that a reason depends on: kind, free MiB, live slices, foreign MiB, kept for, in service.
 Look = tuple[int, int, int, int, int | None, bool]
@@ -41,8 +41,10 @@ class Looks:
                     number = self._numbers[look]
                 looks.append(number)
                 counts[number] += 1
-            node = item.node
-            self._views.append(NodeView(node.name, node.refusal, node.takes_work, item.gpus, looks, item.cpu_milli, item.memory_mib))
+            node, view = item.node, new(NodeView)
+            view.name, view.refusal, view.takes_work = node.name, node.refusal, node.takes_work
+            view.gpus, view.looks, view.cpu_milli, view.memory_mib = item.gpus, looks, item.cpu_milli, item.memory_mib
+            self._views.append(view)
 
     def tally(self, request: Request, own: int | None = None) -> Tally:
         """The cards and nodes as the request sees them. ``own``: the job that asks, where cards are kept for it: to it they are not."""

@@ -51,11 +51,9 @@ class Offer:
     """A bucket as one request sees it: its level, and the ``weight`` of its fragmentation score."""
 
     __slots__ = ("bucket", "level", "weight")
-
-    def __init__(self, level: Level, weight: float, bucket: Bucket) -> None:
-        self.level = level
-        self.weight = weight
-        self.bucket = bucket
+    level: Level
+    weight: float
+    bucket: Bucket
 
 
 class Shape:
