@@ -1,10 +1,11 @@
 """What one scheduling pass costs: ``plan()`` alone over a synthetic backlog on a busy cluster.
 
-python -m bench.passes --jobs 10000 --cards 1000 [--seed 1] [--repeat 3] [--referee pass_bench.py] [--json]
+python -m bench.passes --jobs 10000 --cards 1000 [--seed 1] [--repeat N] [--referee pass_bench.py] [--json]
 
 Cluster: nodes of 8 cards (of 4 below 40 cards) of 24576 MiB with telemetry; of the cards 60 % are held by whole-card jobs and 15 %
 hold one slice. Queue: 70 % want one card (40 % of those a part of it), 20 % two or four, 10 % all of a node.
-Times are the least of the repeats, in ms; each repeat plans a snapshot that was built anew, and building it is not timed. After each
+Times are the least of the repeats, in ms: of as many as take a second, 3 to 100, or of N. (On a machine that others work on too a
+few short ones may all meet a bad moment.) Each repeat plans a snapshot that was built anew, and building it is not timed. After each
 repeat the yardstick (yardstick.py) is timed over the same snapshot, and ``indexed`` of a referee's pass_bench.py over its own such
 backlog, if that is at hand; the ratios are to these.
 """
@@ -25,6 +26,8 @@ from jobs.scheduler import Gpu, Job, Node, Policy, Request, Running, Slice, Snap
 CARD_MIB = 24_576
 SHARES_MIB = (5_400, 7_800, 11_500, 12_288, 16_000)
 LIMITS_S = (900, 3_600, 14_400, 86_400)
+REPEATS = (3, 100)  # at least, at most
+ENOUGH_S = 1.0
 REFEREE = Path(__file__).parents[2] / "shared" / "tools" / "referee" / "pass_bench.py"
 
 
@@ -92,14 +95,16 @@ def referee_load(path: Path) -> ModuleType | None:
     return module
 
 
-def measure(*, jobs: int, cards: int, seed: int, repeat: int, referee: Path = REFEREE) -> dict[str, float | int]:
-    """Plan the backlog ``repeat`` times: the least time in ms, what came of it, and the ratios to what else was timed."""
+def measure(*, jobs: int, cards: int, seed: int, repeat: int | None = None, referee: Path = REFEREE) -> dict[str, float | int]:
+    """Plan the backlog ``repeat`` times (None: until that took ENOUGH_S): the least time in ms, what came of it, and the ratios to what
+    else was timed."""
+    least, most = (repeat, repeat) if repeat is not None else REPEATS
     times: list[float] = []
     bare: list[float] = []
     indexed: list[float] = []
     other = referee_load(referee)
     placed = 0
-    for _ in range(repeat):
+    while len(times) < least or (len(times) < most and sum(times) < ENOUGH_S):
         snapshot = backlog(jobs=jobs, cards=cards, seed=seed)
         began = time.perf_counter()
         result = plan(snapshot, Policy())
@@ -115,7 +120,7 @@ def measure(*, jobs: int, cards: int, seed: int, repeat: int, referee: Path = RE
             began = time.perf_counter()
             other.indexed(*made)
             indexed.append(time.perf_counter() - began)
-    found: dict[str, float | int] = {"jobs": jobs, "cards": cards, "seed": seed, "repeat": repeat, "placed": placed}
+    found: dict[str, float | int] = {"jobs": jobs, "cards": cards, "seed": seed, "repeat": len(times), "placed": placed}
     found |= {"ms": round(min(times) * 1e3, 3), "yardstick_ms": round(min(bare) * 1e3, 3), "ratio": round(min(times) / min(bare), 2)}
     if indexed:
         found |= {"indexed_ms": round(min(indexed) * 1e3, 3), "indexed_ratio": round(min(times) / min(indexed), 2)}
@@ -127,13 +132,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1_000)
     parser.add_argument("--cards", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, help="how often (default: until all passes together took a second, 3 to 100 times)")
     parser.add_argument("--referee", type=Path, default=REFEREE, help="a pass_bench.py to compare with, if there is one")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     for name in ("jobs", "cards", "repeat"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1.")
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} is {value}; it must be at least 1.")
     result = measure(jobs=args.jobs, cards=args.cards, seed=args.seed, repeat=args.repeat, referee=args.referee)
     if args.json:
         print(json.dumps(result))

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-#: name -> (waiting jobs, cards, repeats)
+#: name -> (waiting jobs, cards)
 PASSES = {
-    "pass_1k_20": (1_000, 20, 15),
-    "pass_1k_1k": (1_000, 1_000, 15),
-    "pass_10k_1k": (10_000, 1_000, 7),
-    "pass_100k_1k": (100_000, 1_000, 2),
-    "pass_10k_10k": (10_000, 10_000, 5),
-    "pass_100k_10k": (100_000, 10_000, 2),
+    "pass_1k_20": (1_000, 20),
+    "pass_1k_1k": (1_000, 1_000),
+    "pass_10k_1k": (10_000, 1_000),
+    "pass_100k_1k": (100_000, 1_000),
+    "pass_10k_10k": (10_000, 10_000),
+    "pass_100k_10k": (100_000, 10_000),
 }
 
 #: On PostgreSQL, from the snapshot to the last row written.
@@ -68,10 +68,7 @@ def fleet_measure(*, is_short: bool) -> dict[str, float]:
 
 def passes_measure() -> dict[str, float]:
     """A pass as a ratio to the yardstick, which is timed in the same run; and what ten times the jobs cost."""
-    parts = {
-        name: part("bench.passes", "--jobs", str(jobs), "--cards", str(cards), "--repeat", str(repeat))
-        for name, (jobs, cards, repeat) in PASSES.items()
-    }
+    parts = {name: part("bench.passes", "--jobs", str(jobs), "--cards", str(cards)) for name, (jobs, cards) in PASSES.items()}
     found = {f"{name}_ratio": float(one["ratio"]) for name, one in parts.items()}
     found["pass_1k_20_ms"] = float(parts["pass_1k_20"]["ms"])
     found["pass_jobs_10x"] = round(parts["pass_100k_1k"]["ms"] / parts["pass_10k_1k"]["ms"], 2)
