@@ -18,7 +18,6 @@ from jobs.efficiency import waste, wasteful_jobs
 from jobs.views import reader
 from nodes import formats
 from quotas import calendar
-from quotas.prices import ZERO
 from quotas.statement_api import csv_answer, where_of
 from quotas.statements import Line, Statement, month_hours, month_parse, months_with_use, statement
 
@@ -62,7 +61,7 @@ def _row(line: Line, currency: str) -> dict[str, Any]:
 
 def _bars(months: list[date], chosen: date, where: Any) -> list[dict[str, Any]]:
     hours = month_hours(months[:MONTHS_DRAWN], where)[::-1]
-    tallest = max([value for _month, value in hours] + [ZERO]) or Decimal(1)
+    tallest = max([value for _month, value in hours] + [Decimal(1)])  # of next to nothing no bar is tall, be it the tallest
     return [
         {
             "month": f"{month:%Y-%m}",

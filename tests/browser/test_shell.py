@@ -108,3 +108,19 @@ def test_an_agent_answers_a_ping(grid: Grid, open_page: Any) -> None:
     page = open_page(f"/nodes/{name}/")
     page.locator("button[value=ping]").click()
     expect(page.locator("#commands li").first).to_contain_text("Answered")
+
+
+def test_what_is_lost_for_good_is_asked_first_without_any_script(open_page: Any) -> None:
+    page = open_page("/secrets/", java_script_enabled=False)
+    page.fill("#name", "hf-token")
+    page.fill("#value", "not to be lost")
+    page.get_by_role("button", name="Set", exact=True).click()
+    delete = page.get_by_role("button", name="Delete… hf-token")
+    question = page.get_by_role("dialog", name="Delete hf-token?")
+    delete.click()
+    expect(question.get_by_role("button", name="Keep")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(question).to_be_hidden()
+    delete.click()
+    question.get_by_role("button", name="Delete the secret").click()
+    expect(page.get_by_text("No secret yet.")).to_be_visible()

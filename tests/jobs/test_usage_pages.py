@@ -14,6 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from jobs.usage_views import BAR_PX
 from quotas.models import LedgerEntry, Membership, PriceRow, Project, Quota, QuotaRequest, StorageEntry, User
 from tests.factories import project_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401
@@ -123,6 +124,7 @@ def test_the_page_shows_the_month_its_sums_and_the_file(lin: User) -> None:
     assert "March 2026" in text
     assert "8.56\u00a0USD" in text
     assert "statement.csv?month=2026-03" in text
+    assert f'style="--h:{BAR_PX // 2}px"' in text  # half an hour: no full bar, though no other month has more
     for by in ("project", "user", "model", "nonsense"):
         assert page_of(lin, f"/usage/?month=2026-03&by={by}").status_code == 200
     assert "2026 年 3 月" in page_of(lin, "/usage/?month=2026-03", **{"Accept-Language": "zh-hans"}).content.decode()
