@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,20 +239,34 @@ def no_session_left(request: pytest.FixtureRequest) -> Iterator[None]:
         )
 
 
+#: Migrating fills them, and they are the same ever after: to empty them and to fill them again would be two thirds of a flush.
+KEPT = frozenset({"django_content_type", "auth_permission"})
+
+
 @pytest.fixture(scope="session", autouse=True)
 def flush_past_guards() -> Iterator[None]:
     """Transactional tests end by emptying all tables, which the append-only triggers of SQLite refuse: take them off
     for the flush and put them back. (PostgreSQL truncates, and row triggers don't see that.)"""
-    from django.db.backends.sqlite3.base import DatabaseOperations
+    from django.core.management.commands import flush
+    from django.db.backends.postgresql.base import DatabaseOperations as PostgresOperations
+    from django.db.backends.sqlite3.base import DatabaseOperations as SqliteOperations
 
-    plain = DatabaseOperations.sql_flush
+    def kept(plain: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def sql_flush(self: Any, style: Any, tables: list[str], **options: Any) -> list[str]:
+            return plain(self, style, [table for table in tables if table not in KEPT], **options)
 
-    def sql_flush(self: DatabaseOperations, *args: object, **kwargs: object) -> list[str]:
+        return sql_flush
+
+    plain = kept(SqliteOperations.sql_flush)
+
+    def past_guards(self: SqliteOperations, *args: Any, **options: Any) -> list[str]:
         with self.connection.cursor() as cursor:
             cursor.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
             triggers = cursor.fetchall()
-        return [f'DROP TRIGGER "{name}"' for name, _ in triggers] + plain(self, *args, **kwargs) + [sql for _, sql in triggers]
+        return [f'DROP TRIGGER "{name}"' for name, _ in triggers] + plain(self, *args, **options) + [sql for _, sql in triggers]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DatabaseOperations, "sql_flush", sql_flush)
+        patch.setattr(SqliteOperations, "sql_flush", past_guards)
+        patch.setattr(PostgresOperations, "sql_flush", kept(PostgresOperations.sql_flush))
+        patch.setattr(flush, "emit_post_migrate_signal", lambda *_args, **_options: None)
         yield
