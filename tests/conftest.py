@@ -246,7 +246,7 @@ KEPT = frozenset({"django_content_type", "auth_permission"})
 @pytest.fixture(scope="session", autouse=True)
 def flush_past_guards() -> Iterator[None]:
     """Transactional tests end by emptying all tables, which the append-only triggers of SQLite refuse: take them off
-    for the flush and put them back. (PostgreSQL truncates, and row triggers don't see that.)"""
+    for the flush and put them back. (PostgreSQL truncates, and row triggers don't see that.) What is KEPT is not emptied."""
     from django.core.management.commands import flush
     from django.db.backends.postgresql.base import DatabaseOperations as PostgresOperations
     from django.db.backends.sqlite3.base import DatabaseOperations as SqliteOperations

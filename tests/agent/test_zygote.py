@@ -38,7 +38,7 @@ def test_a_killed_shim_does_not_cost_the_exit_code(lab: Lab, end: str, exit: dic
     go = lab.data / "go"
     rank = lab.running("sh", "-c", f'while ! [ -e "$0" ]; do sleep 0.02; done; {end}', str(go))
     program, old = lab.program(rank), lab.shim(rank)
-    kill_shim(lab, rank)
+    assert kill_shim(lab, rank)
     adopted(lab, rank, old)
     assert lab.program(rank) == program
     assert lab.states[rank].state == "RUNNING"
@@ -50,7 +50,7 @@ def test_a_killed_shim_does_not_cost_the_exit_code(lab: Lab, end: str, exit: dic
 def test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes(lab: Lab) -> None:
     go = lab.data / "go"
     rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; exit 9', str(go))
-    kill_shim(lab, rank)
+    assert kill_shim(lab, rank)
     program = lab.program(rank)
     go.touch()
     wait_until(lambda: not procs.is_alive(*program), "the program's end")  # nobody polls: no new shim yet
@@ -61,7 +61,7 @@ def test_the_exit_code_is_kept_if_the_zygote_is_slow_to_see_it(lab: Lab) -> None
     go = lab.data / "go"
     rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; exit 9', str(go))
     program, old = lab.program(rank), lab.shim(rank)
-    kill_shim(lab, rank)
+    assert kill_shim(lab, rank)
     adopted(lab, rank, old)
     zygote = lab.ranks._zygote.pid
     os.kill(zygote, signal.SIGSTOP)
@@ -85,7 +85,7 @@ time.sleep(600)
     rank = lab.running(*PYTHON, code)
     lab.said(rank, "ready")
     old = lab.shim(rank)
-    kill_shim(lab, rank)
+    assert kill_shim(lab, rank)
     lab.ranks.stop(rank, grace_s=120, reason="cancelled")  # while there is no shim at all
     adopted(lab, rank, old)
     assert lab.end(rank).exit == ExitInfo(cause="stopped", code=3, detail="cancelled")
@@ -113,6 +113,8 @@ while True: time.sleep(0.05)
         lab.said(rank, "save 1")
         if kill_shim(lab, rank):
             break
+    else:
+        pytest.fail("no shim was killed in time")
     adopted(lab, rank, old)
     exit = lab.end(rank).exit
     assert exit is not None
@@ -127,6 +129,8 @@ def test_a_new_shim_keeps_the_time_limit(new_lab: Callable[..., Lab]) -> None:
         rank = lab.start("sleep", "600", rank=f"{job}.1.0", time_limit_s=limit_s)
         if lab.wait(rank, "RUNNING", "EXITED").state == "RUNNING" and kill_shim(lab, rank):
             break
+    else:
+        pytest.fail("no shim was killed in time")
     said = f"The time limit of {limit_s} s is over."
     assert lab.end(rank).exit == ExitInfo(cause="time_limit", signal=signal.SIGTERM, detail=said)
 
@@ -136,7 +140,7 @@ def test_a_shim_that_is_killed_again_and_again_is_replaced_again_and_again(lab: 
     rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; exit 9', str(go))
     for _ in range(3):
         old = lab.shim(rank)
-        kill_shim(lab, rank)
+        assert kill_shim(lab, rank)
         adopted(lab, rank, old)
     go.touch()
     assert lab.end(rank).exit == ExitInfo(cause="exited", code=9)
@@ -158,7 +162,7 @@ def test_a_program_whose_shim_and_zygote_were_killed_has_no_known_exit(lab: Lab)
     rank = lab.running("sh", "-c", 'while ! [ -e "$0" ]; do sleep 0.02; done; exit 9', str(lab.data / "go"))
     old = lab.shim(rank)
     os.kill(lab.ranks._zygote.pid, signal.SIGKILL)
-    kill_shim(lab, rank)
+    assert kill_shim(lab, rank)
     adopted(lab, rank, old)
     (lab.data / "go").touch()
     exit = lab.end(rank).exit
