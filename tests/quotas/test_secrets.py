@@ -309,6 +309,7 @@ def test_the_page_sets_and_deletes_and_sends_nothing_back(key, language):
     browser = Client(headers={"Accept-Language": language})
     browser.force_login(user)
     assert browser.post("/secrets/", {"name": "hf-token", "value": VALUE}).status_code == 302
+    assert 'name="id"' not in browser.get("/secrets/").content.decode()  # the question takes nothing of the page's own into its fields
     assert browser.post("/secrets/", {"name": "hf token", "value": VALUE}).status_code == 400
     refused = browser.post("/secrets/", {"name": "hf token", "value": VALUE}).content.decode()
     page = browser.get("/secrets/").content.decode()
