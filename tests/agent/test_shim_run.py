@@ -16,8 +16,6 @@ from agent.protocol import ExitInfo
 from tests.agent.rank_lab import PYTHON, Lab
 from tests.waiting import PATIENCE_S, wait_until
 
-is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-
 
 def test_it_keeps_output_and_exit_code(lab: Lab) -> None:
     rank = lab.start("sh", "-c", "echo out; echo err >&2; exit 3")
@@ -120,7 +118,6 @@ def test_it_finds_the_program_in_the_jobs_own_path(plain: Lab, tmp_path: Path) -
     assert plain.text(rank) == "found\n"
 
 
-@is_root
 def test_it_hands_over_a_checkpoint_only_where_one_is(plain: Lab, tmp_path: Path) -> None:
     (tmp_path / "saved").touch()
     script = 'printf %s "${NEBULA_RESUME_FROM-nothing}"'
@@ -133,6 +130,7 @@ def test_it_hands_over_a_checkpoint_only_where_one_is(plain: Lab, tmp_path: Path
         assert plain.text(rank) == ("nothing" if "not-yet" in path else path)
 
 
+@pytest.mark.root
 def test_it_becomes_the_mapped_user(plain: Lab) -> None:
     plain.data.mkdir()
     for folder in [plain.data, *plain.data.parents]:  # pytest's directories are root's alone
@@ -148,7 +146,7 @@ echo x > "$NEBULA_ARTIFACTS/x"
     assert "65534:65534:65534 /nonexistent nobody" in plain.text(rank)
 
 
-@is_root
+@pytest.mark.root
 def test_it_never_runs_as_an_account_of_the_system(plain: Lab) -> None:
     for job, (user, uid) in enumerate({"root": 0, "daemon": 1}.items(), 1):
         state = plain.end(plain.start("id", unix_user=user, rank=f"{job}.1.0"))
@@ -216,7 +214,7 @@ def test_a_fork_bomb_meets_its_limit_and_is_cleared_away(new_lab: Callable[..., 
     assert lab.ranks.tree_gone(rank)
 
 
-@is_root
+@pytest.mark.root
 def test_a_full_disk_costs_neither_the_exit_code_nor_the_stop(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()

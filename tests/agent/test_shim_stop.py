@@ -180,6 +180,7 @@ def test_it_sees_whether_a_checkpoint_was_written(plain: Lab, tmp_path: Path, sa
     assert state.checkpoint_seen is saves
 
 
+@pytest.mark.root  # a v1 freezer is root's
 def test_what_cannot_be_killed_is_reported_and_not_called_gone(new_lab: Callable[..., Lab]) -> None:
     freezer = Path("/sys/fs/cgroup/freezer")
     lab = new_lab(kill_wait_s=0.3)

@@ -266,6 +266,7 @@ def _upgrades_while_the_job_runs(there: Site, job_id: int, folder: Path) -> None
     assert "jobs run on this node" in refused.stderr
 
 
+@pytest.mark.root
 @pytest.mark.soak
 @pytest.mark.timeout(500)
 def test_a_second_machine_joins_works_is_cut_off_for_a_minute_and_heals(tmp_path: Path) -> None:
