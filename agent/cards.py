@@ -12,7 +12,7 @@ from agent.advice import ADVICE_OF_ERROR, cards_advice
 from agent.backends.base import Cards, HardwareEvent
 from agent.gate import foreign_mib, processes_attribute
 from agent.probe import Sample
-from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, Inventory, RankId
+from agent.protocol import GpuHealth, GpuInfo, GpuProcess, GpuStatus, Inventory, IsolationInfo, RankId
 
 
 class CardView:
@@ -128,6 +128,7 @@ def node_facts(
     backend_error_kind: str | None = None,
     advice: tuple[str, ...] = (),
     metrics_only: bool = False,
+    isolation: IsolationInfo | None = None,
 ) -> Inventory:
     """The inventory of this node, with the ``advice`` that its cards give. Reads a few files of /proc and /sys.
 
@@ -162,6 +163,7 @@ def node_facts(
         rdma_ports=host.rdma_ports(),
         numa_nodes=host.numa_nodes(),
         metrics_only=metrics_only,
+        isolation=isolation,
     )
 
 

@@ -156,6 +156,21 @@ class Layout:
         """The group that the agent itself is in, in the hierarchy that holds the ranks."""
         return self.main.removesuffix(f"/{ROOT}/{self.agent_id}") if self.main is not None else None
 
+    def limits(self) -> dict[str, bool]:
+        """Which limits of a rank hold here: memory, cpu, pids, devices."""
+        return {"memory": False, "cpu": False, "pids": self._has_controller("pids"), "devices": False}
+
+    def _has_controller(self, name: str) -> bool:
+        if self.main is None:
+            return False
+        if name in self.extra or os.path.exists(f"{self.main}/{name}.max"):
+            return True
+        try:
+            with open(f"{self.main}/cgroup.subtree_control", encoding="ascii") as file:
+                return name in file.read().split()
+        except OSError:
+            return False
+
     def names(self) -> list[str]:
         """Every group that exists under this agent's name."""
         if self.main is None:

@@ -76,6 +76,7 @@ def command_run(args: argparse.Namespace) -> int:
 
 
 def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
+    from agent.isolation import isolation_find
     from agent.runner import Runner
     from agent.store import Store, StoreError
 
@@ -100,6 +101,7 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
         connect=lambda: _client(config, authorization(config.node_id, credential)),
         listener=_listener(config, credential),
         has_cgroups=processes.layout.kind != "none",
+        isolation=isolation_find(config.identity, None, limits=processes.layout.limits()),
     )
     try:
         return runner.run()

@@ -103,6 +103,32 @@ class RdmaInfo(Message):
     layer: str | None = None  # InfiniBand | Ethernet
 
 
+#: What a job may be able to reach on its node, from grave to slight: files and keys of the control plane; files and credential of
+#: the agent; files of other people's jobs; memory and environment of other processes; signals to them; names, modes and sockets in
+#: folders whose contents are closed; the home of the account that it shares with others.
+REACH = ("control_files", "agent_files", "other_jobs_files", "processes", "signals", "paths", "home")
+#: What does not stand between people. Anything else does, a word of a newer agent included.
+REACH_HARMLESS = frozenset({"signals", "paths", "home"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationInfo(Message):
+    """Who jobs run as on this node, and what they can reach there. What each word means: docs/agent.md, "What a job can reach"."""
+
+    identity: str  # same | shared | mapped
+    uid: int  # of the account that jobs run as; with mapped, where each person has one, the agent's own
+    account: str | None = None  # its name, with same and shared
+    sandbox: str = "none"  # mounts | landlock | none: what closes our folders to jobs
+    open: tuple[str, ...] = ()  # words of REACH
+    limits: dict[str, bool] = field(default_factory=dict)  # memory, cpu, pids, devices: enforced or not
+    ready: bool = True  # False: no job can be launched here, for the reason that `problem` names
+    problem: str | None = None  # root_same | not_root | job_account_missing | job_account_unknown | job_account_system
+
+    @property
+    def isolates_people(self) -> bool:
+        return self.ready and REACH_HARMLESS.issuperset(self.open)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory(Message):
     """Sent with the first sync of a session and whenever it changes."""
@@ -124,6 +150,7 @@ class Inventory(Message):
     rdma_ports: tuple[RdmaInfo, ...] = ()
     numa_nodes: int | None = None  # of the host
     metrics_only: bool = False  # this agent launches nothing: the node is shown, and no job comes to it
+    isolation: IsolationInfo | None = None  # None: an agent that does not tell, or that launches nothing
 
 
 # --- what a node sees now -------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from agent.logs import LogShipper
 from agent.probe import Probe
 from agent.processes import Processes
 from agent.procs import boottime
-from agent.protocol import Inventory, Orders, RankId, RestoreAsk, SyncRequest
+from agent.protocol import Inventory, IsolationInfo, Orders, RankId, RestoreAsk, SyncRequest
 from agent.store import Store
 from agent.syncline import SyncLine, status_write
 from agent.ws import Listener
@@ -62,12 +62,13 @@ class Runner:
         connect: Callable[[], HttpClient],
         listener: Callable[[Callable[[], None]], Listener] | None,
         has_cgroups: bool = True,
+        isolation: IsolationInfo | None = None,
         give_up_s: float = 60.0,
         rng: random.Random | None = None,
     ) -> None:
         self._config, self._version, self._boot_id = config, version, boot_id
         self._store, self._processes = store, processes
-        self._has_cgroups = has_cgroups
+        self._has_cgroups, self._isolation = has_cgroups, isolation
         self._rng = rng or random.Random()
         self._session = str(uuid.uuid4())
         self._seq = 0
@@ -293,6 +294,7 @@ class Runner:
                 backend_error=view.error,
                 backend_error_kind=view.error_kind,
                 advice=key[2],
+                isolation=self._isolation,
             )
         return self._facts
 
@@ -361,6 +363,7 @@ class Runner:
             "hardware_error": self._hardware.view.error,
             "gpus": [g.to_json() for g in self._hardware.view.gpus],
             "status": [s.to_json() for s in self._hardware.statuses()],
+            "isolation": self._isolation.to_json() if self._isolation is not None else None,
         }
         status_write(self._config.data_dir, status)
 

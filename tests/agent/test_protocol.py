@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.protocol import GpuStatus, HostStatus, Observed, ProtocolError, SyncRequest
+from agent.protocol import GpuStatus, HostStatus, Inventory, IsolationInfo, Observed, ProtocolError, SyncRequest
 
 
 def test_the_report_of_eight_busy_cards_and_eight_ranks_is_under_two_kilobytes() -> None:
@@ -53,3 +53,10 @@ def test_statuses_in_columns_are_read_as_strictly_as_one_by_one() -> None:
         with pytest.raises(ProtocolError) as refused:
             read(cards)
         assert words in str(refused.value)
+
+
+def test_what_a_job_can_reach_is_read_as_it_was_sent() -> None:
+    sent = IsolationInfo(identity="same", uid=1000, account="ann", sandbox="mounts", open=("signals", "home"), limits={"pids": True})
+    inventory = Inventory(hostname="gpu01", isolation=sent)
+    assert Inventory.from_json(json.loads(json.dumps(inventory.to_json()))) == inventory
+    assert Inventory.from_json({"hostname": "gpu01"}).isolation is None, "an older agent tells nothing"
