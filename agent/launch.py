@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 #: Jobs never run as one of the machine's own accounts, whatever the control plane's map says.
 MIN_UID = 1000
+OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 class LaunchFailed(Exception):
@@ -108,7 +109,8 @@ def _prepare_and_exec(
     except OSError as error:
         raise LaunchFailed("cgroup", f"The program could not enter its process group: {error}") from error
     if oom_score is not None:
-        _oom_score_set(oom_score)
+        with contextlib.suppress(OSError):  # raising it is every process's right; only a missing /proc can refuse
+            _oom_score_set(oom_score)
     # 2. Standard files. Everything else is close-on-exec.
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0, inheritable=True)
@@ -228,20 +230,18 @@ def _exec_hint(program: str) -> str:
 
 
 def oom_score_lower() -> str | None:
-    """Make the kernel prefer the program to its shim when memory runs out; the old value, for the program."""
+    """Make the kernel prefer the program to its shim when memory runs out; the score for the program, which is never below 0: a job
+    that inherits the protection of the agent's service would have the kernel kill everything else on the machine first."""
     try:
-        with open("/proc/self/oom_score_adj", encoding="ascii") as file:
-            old = file.read().strip()
-        _oom_score_set("-500")
-    except OSError:
+        with open(OOM_SCORE, encoding="ascii") as file:
+            old = int(file.read())
+    except (OSError, ValueError):
         return None
-    return old
+    with contextlib.suppress(OSError):  # a shim may protect itself only where it has the right to
+        _oom_score_set(str(min(old, -500)))
+    return str(max(0, old))
 
 
 def _oom_score_set(value: str) -> None:
-    try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(value)
-    except OSError:
-        if value == "-500":
-            raise
+    with open(OOM_SCORE, "w", encoding="ascii") as file:
+        file.write(value)

@@ -33,6 +33,8 @@ BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 HEALTHY_AFTER_S = 30.0
 START_TIMEOUT_S = 60.0
 LOG_BYTES = 4 << 20
+#: How often files that a full disk had no room for are tried again.
+FILES_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +128,23 @@ class Child:
             process_group=0,
             preexec_fn=die_with_parent(self.spec.stop_signal),
         )
-        loop, pid = asyncio.get_running_loop(), self.process.pid
-        (self.owner.run_dir / f"{self.spec.name}.pid").write_text(f"{pid}\n")
-        self.owner.children_write()
-        output = _output(self.process)
+        try:
+            self._watch(self.process)
+        except BaseException:
+            # A process that nobody watches would run beside the next one that is started in its place.
+            self.process.kill()
+            self.process.wait()
+            self._output_close(self.process)
+            self.process = None
+            raise
+        self.owner.files_write()
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        loop, output = asyncio.get_running_loop(), _output(process)
+        watch = os.pidfd_open(process.pid)
         os.set_blocking(output, False)
-        loop.add_reader(output, self._read, self.process)
-        watch = os.pidfd_open(pid)
-        loop.add_reader(watch, self._exited, self.process, watch)
+        loop.add_reader(output, self._read, process)
+        loop.add_reader(watch, self._exited, process, watch)
 
     def _read(self, process: subprocess.Popen[bytes]) -> bool:
         """Pass on what it said; False when there is nothing to read now."""
@@ -228,6 +239,18 @@ class Child:
             self.owner.say(f"{self.spec.name} fails with its files; it starts without them (they were hints only), they are in {aside}")
 
 
+def _file_write(path: Path, text: str) -> None:
+    """Replace it in one step, and leave nothing half written where there is no room."""
+    aside = path.with_name(f"{path.name}.new")
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
 def _output(process: subprocess.Popen[bytes]) -> int:
     if process.stdout is None:
         raise RuntimeError("started without a pipe")
@@ -263,23 +286,42 @@ class Supervisor:
         self.stopping = asyncio.Event()
         self.children = [Child(spec, self) for spec in plan.children]
         self._width = max((len(spec.name) for spec in plan.children), default=0)
+        self._is_owing = False  # files that tell what runs could not be written
 
     def say(self, text: str, *, name: str = "up") -> None:
         with contextlib.suppress(OSError):  # the terminal went away
             print(f"{name:<{self._width}} | {text}", flush=True)  # noqa: T201
 
-    def children_write(self) -> None:
-        """Name, number and start time of each, for `leftovers_wait` of the next run."""
-        known = {c.spec.name: [c.process.pid, process_start(c.process.pid)] for c in self.children if c.process and not c.ended.is_set()}
-        aside = self.run_dir / "children.json.new"
-        aside.write_text(json.dumps(known))
-        aside.replace(self.run_dir / "children.json")
+    def files_write(self) -> None:
+        """Number and start time of each child, for `leftovers_wait` of the next run, and a file with the number of each.
+
+        A full disk keeps no child from being watched: the files are written once there is room.
+        """
+        running = {child.spec.name: child.process.pid for child in self.children if child.process and not child.ended.is_set()}
+        try:
+            known = {name: [pid, process_start(pid)] for name, pid in running.items()}
+            _file_write(self.run_dir / "children.json", json.dumps(known))
+            for name, pid in running.items():
+                _file_write(self.run_dir / f"{name}.pid", f"{pid}\n")
+        except OSError as error:
+            if not self._is_owing:
+                self.say(f"{self.run_dir} takes no files ({error.strerror}); all children are watched, and their numbers follow")
+            self._is_owing = True
+        else:
+            self._is_owing = False
+
+    async def _files_again(self) -> None:
+        while not self.stopping.is_set():
+            if self._is_owing:
+                self.files_write()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), FILES_AGAIN_S)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_wanted)
-        keepers: list[asyncio.Task[None]] = []
+        keepers: list[asyncio.Task[None]] = [asyncio.create_task(self._files_again())]
         stages = sorted({child.spec.stage for child in self.children})
         code = 0
         for stage in stages:
@@ -294,9 +336,11 @@ class Supervisor:
                 self.stopping.set()
                 break
         if not self.stopping.is_set():
-            print("\n".join(self.plan.ready), flush=True)  # noqa: T201
+            with contextlib.suppress(OSError):  # no terminal, or no room: the children run all the same
+                print("\n".join(self.plan.ready), flush=True)  # noqa: T201
             if self.plan.ready_file:
-                Path(self.plan.ready_file).touch()
+                with contextlib.suppress(OSError):
+                    Path(self.plan.ready_file).touch()
         await self.stopping.wait()
         await self._stop_all(stages)
         await asyncio.gather(*keepers)

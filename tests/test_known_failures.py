@@ -229,6 +229,28 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
     ),
 }
 
+#: Faults found on the running product.
+FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "F18": (
+        "jobs are as protected from the OOM killer as the agent",
+        {
+            "agent/test_shim_run.py": (
+                "test_a_job_has_none_of_its_services_protection_from_the_oom_killer_and_its_shim_keeps_it",
+                "test_a_job_is_never_protected_and_its_shim_always",
+            ),
+        },
+    ),
+    "F20": (
+        "a full disk makes the supervisor lose track of what it started",
+        {
+            "test_supervisor.py": (
+                "test_what_it_started_it_knows_though_there_is_no_room_to_say_so",
+                "test_a_process_that_can_not_be_watched_is_ended",
+            ),
+        },
+    ),
+}
+
 
 @cache
 def names_in(path: str) -> frozenset[str]:
@@ -239,5 +261,12 @@ def names_in(path: str) -> frozenset[str]:
 @pytest.mark.parametrize("number", sorted(KNOWN), ids=lambda number: f"{number}-{KNOWN[number][0].replace(' ', '_')}")
 def test_each_known_failure_has_its_tests(number: int) -> None:
     _what, tests = KNOWN[number]
+    missing = {f"{path}::{name}" for path, names in tests.items() for name in names if name not in names_in(path)}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("number", FAULTS)
+def test_each_fault_has_its_tests(number: str) -> None:
+    _what, tests = FAULTS[number]
     missing = {f"{path}::{name}" for path, names in tests.items() for name in names if name not in names_in(path)}
     assert missing == set()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ from bench.live.grid import ROOT
 from nebulagrid import supervisor
 from nebulagrid.embedded import redis_argv, redis_ping, redis_program
 from nebulagrid.supervisor import ChildSpec, Plan, Supervisor
-from tests.waiting import PATIENCE_S
+from tests.smalldisk import bytes_fill, files_fill, small_disk
+from tests.waiting import PATIENCE_S, until
 
 
 def plan(run_dir: Path, child: ChildSpec) -> Plan:
@@ -65,6 +69,78 @@ async def test_files_that_are_more_than_hints_stay(folder: Path, tmp_path: Path)
     found.stopping.set()
     await running
     assert (folder / "kept").exists()
+
+
+@contextlib.contextmanager
+def no_room_by_a_folder(run: Path) -> Iterator[Path]:
+    """Stands for a full disk where nothing can be mounted: no file can be put in the places of those that tell what runs."""
+    run.mkdir()
+    for name in ("children.json.new", "x.pid.new", "ready"):
+        (run / name).mkdir()
+    yield run
+
+
+@contextlib.contextmanager
+def no_room_by_bytes(run: Path) -> Iterator[Path]:
+    with small_disk(run, kib=64):
+        full = bytes_fill(run)
+        yield run
+        full.unlink()
+
+
+@contextlib.contextmanager
+def no_room_by_files(run: Path) -> Iterator[Path]:
+    with small_disk(run, files=20):
+        many = files_fill(run)
+        yield run
+        shutil.rmtree(many)
+
+
+@pytest.mark.parametrize(
+    "no_room",
+    [no_room_by_a_folder, pytest.param(no_room_by_bytes, marks=pytest.mark.root), pytest.param(no_room_by_files, marks=pytest.mark.root)],
+)
+async def test_what_it_started_it_knows_though_there_is_no_room_to_say_so(
+    no_room: Callable[[Path], contextlib.AbstractContextManager[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", (0.02,))
+    monkeypatch.setattr(supervisor, "FILES_AGAIN_S", 0.02)
+    started = tmp_path / "started"
+    script = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
+    child = ChildSpec(name="x", argv=[sys.executable, "-I", "-S", "-c", script, str(started)], stage=0)
+    file = tmp_path / "run" / "children.json"
+    with no_room(tmp_path / "run") as run:
+        found = Supervisor(Plan(run_dir=str(run), lock_fd=0, children=[child]))
+        running = asyncio.create_task(found.run())
+        await until(lambda: started.exists() and started.read_text(), "a started child")
+        await asyncio.sleep(0.2)  # ten times as long as it would take to start another
+        pids = started.read_text().split()
+        assert len(pids) == 1
+        assert not file.exists()
+        if no_room is no_room_by_a_folder:
+            (run / "children.json.new").rmdir()
+            await until(file.exists, "the file once there is room")
+            assert json.loads(file.read_text())["x"][0] == int(pids[0])
+        found.stopping.set()
+        assert await running == 0
+    assert supervisor.process_start(int(pids[0])) is None
+
+
+async def test_a_process_that_can_not_be_watched_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", (0.02,))
+    pids: list[int] = []
+
+    def refused(pid: int) -> int:
+        pids.append(pid)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    found = Supervisor(Plan(run_dir=str(tmp_path), lock_fd=0, children=[ChildSpec(name="x", argv=["sleep", "600"], stage=0)]))
+    running = asyncio.create_task(found.run())
+    await until(lambda: len(pids) > 2, "a third try")
+    found.stopping.set()
+    await running
+    assert [supervisor.process_start(pid) for pid in pids] == [None] * len(pids)
 
 
 def test_beat_loads_no_application_and_all_that_it_asks_for_is_a_task(tmp_path: Path) -> None:

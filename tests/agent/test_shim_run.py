@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from agent import procs
+from agent import launch, procs
 from agent.protocol import ExitInfo
 from tests.agent.rank_lab import PYTHON, Lab
+from tests.smalldisk import small_disk
 from tests.waiting import PATIENCE_S, wait_until
+
+
+def reachable(data: Path) -> None:
+    """Let every account pass through to ``data``: pytest's directories are root's alone."""
+    data.mkdir(exist_ok=True)
+    for folder in [data, *data.parents]:
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
 
 
 def test_it_keeps_output_and_exit_code(lab: Lab) -> None:
@@ -132,10 +141,7 @@ def test_it_hands_over_a_checkpoint_only_where_one_is(plain: Lab, tmp_path: Path
 
 @pytest.mark.root
 def test_it_becomes_the_mapped_user(plain: Lab) -> None:
-    plain.data.mkdir()
-    for folder in [plain.data, *plain.data.parents]:  # pytest's directories are root's alone
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)
+    reachable(plain.data)
     code = """
 echo $(id -u):$(id -g):$(id -G) $HOME $USER
 echo x > "$NEBULA_ARTIFACTS/x"
@@ -192,6 +198,49 @@ def test_it_ends_at_its_time_limit_or_lease_and_not_while_that_is_renewed(lab: L
     assert {lab.states[r].state for r in (longer, free)} == {"RUNNING"}
 
 
+@contextlib.contextmanager
+def oom_score(value: int) -> Iterator[None]:
+    """This process, and what it starts, with another OOM score, as a service's unit sets it."""
+    path = Path("/proc/self/oom_score_adj")
+    before = path.read_text()
+    try:
+        path.write_text(str(value))
+    except PermissionError:
+        pytest.skip("even root may not protect a process from the OOM killer here")
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.root
+def test_a_job_has_none_of_its_services_protection_from_the_oom_killer_and_its_shim_keeps_it(new_lab: Callable[..., Lab]) -> None:
+    with oom_score(-900):
+        lab = new_lab()
+        reachable(lab.data)
+        rank = lab.running("sh", "-c", "cat /proc/self/oom_score_adj; exec sleep 600", unix_user="nobody", workdir="/")
+    lab.said(rank, "0\n")
+    assert Path(f"/proc/{lab.shim(rank)[0]}/oom_score_adj").read_text() == "-900\n"
+
+
+@pytest.mark.parametrize(("inherited", "shims", "jobs"), [(-900, "-900", "0"), (-500, "-500", "0"), (0, "-500", "0"), (300, "-500", "300")])
+def test_a_job_is_never_protected_and_its_shim_always(
+    inherited: int, shims: str, jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = tmp_path / "oom_score_adj"
+    score.write_text(f"{inherited}\n")
+    monkeypatch.setattr(launch, "OOM_SCORE", str(score))
+    assert (launch.oom_score_lower(), score.read_text()) == (jobs, shims)
+
+
+def test_a_job_keeps_a_score_that_makes_it_go_first(new_lab: Callable[..., Lab]) -> None:
+    with oom_score(300):
+        lab = new_lab()
+        rank = lab.start("cat", "/proc/self/oom_score_adj")
+        assert lab.end(rank).exit == ExitInfo(cause="exited", code=0)
+    assert lab.text(rank) == "300\n"
+
+
 def test_it_tells_when_the_kernel_killed_for_memory(new_lab: Callable[..., Lab]) -> None:
     lab = new_lab(memory_mib=64)
     if not (lab.ranks.layout.extra.get("memory") or Path(lab.ranks.layout.main or "/", "memory.max").exists()):
@@ -216,27 +265,22 @@ def test_a_fork_bomb_meets_its_limit_and_is_cleared_away(new_lab: Callable[..., 
 
 @pytest.mark.root
 def test_a_full_disk_costs_neither_the_exit_code_nor_the_stop(tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], check=False, capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
-    lab = Lab(small)
-    try:
-        fills = 'head -c 2000000 /dev/zero; echo full > "$0"; while ! [ -e "$1" ]; do sleep 0.02; done; exit 5'
-        stopped = lab.running("sleep", "600", rank="2.1.0")
-        by_itself = lab.running("sh", "-c", fills, str(tmp_path / "full"), str(tmp_path / "go"))
-        wait_until((tmp_path / "full").exists, "a full disk")
-        lab.ranks.stop(stopped, grace_s=60)
-        (tmp_path / "go").touch()
-        for rank in (by_itself, stopped):
-            program = lab.program(rank)
-            wait_until(lambda who=program: not procs.is_alive(*who), f"the end of {rank}")
-        lab.poll()
-        assert {s.state for s in lab.states.values()} == {"RUNNING"}  # nobody could write the end down yet
-        os.truncate(lab.ranks.rank_dir(by_itself) / "output.log", 0)
-        assert lab.end(by_itself).exit == ExitInfo(cause="exited", code=5)
-        assert lab.end(stopped).exit == ExitInfo(cause="exited", signal=signal.SIGKILL)  # no order could reach its shim
-    finally:
-        lab.close()
-        # What ended a moment ago may still stand in it.
-        wait_until(lambda: subprocess.run(["umount", str(small)], check=False, capture_output=True).returncode == 0, "an unmounted folder")
+    with small_disk(tmp_path / "small") as small:
+        lab = Lab(small)
+        try:
+            fills = 'head -c 2000000 /dev/zero; echo full > "$0"; while ! [ -e "$1" ]; do sleep 0.02; done; exit 5'
+            stopped = lab.running("sleep", "600", rank="2.1.0")
+            by_itself = lab.running("sh", "-c", fills, str(tmp_path / "full"), str(tmp_path / "go"))
+            wait_until((tmp_path / "full").exists, "a full disk")
+            lab.ranks.stop(stopped, grace_s=60)
+            (tmp_path / "go").touch()
+            for rank in (by_itself, stopped):
+                program = lab.program(rank)
+                wait_until(lambda who=program: not procs.is_alive(*who), f"the end of {rank}")
+            lab.poll()
+            assert {s.state for s in lab.states.values()} == {"RUNNING"}  # nobody could write the end down yet
+            os.truncate(lab.ranks.rank_dir(by_itself) / "output.log", 0)
+            assert lab.end(by_itself).exit == ExitInfo(cause="exited", code=5)
+            assert lab.end(stopped).exit == ExitInfo(cause="exited", signal=signal.SIGKILL)  # no order could reach its shim
+        finally:
+            lab.close()
