@@ -187,6 +187,8 @@ class LogShipper:
             raise _Later(None, is_general=True) from error
         if rewinds != track.rewinds:
             return True  # an answer of before: the server may hold less by now
+        if answer.status == 409 and answer.error_code() == "busy":
+            raise _Later(answer.retry_after_s)  # the control plane still works on an earlier try: only this rank waits
         if answer.status in (200, 409):
             self._take(track, answer, data)
         elif answer.status in (400, 403, 404, 410, 413):

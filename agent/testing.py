@@ -53,6 +53,7 @@ class Failure:
     status: int
     times: int
     retry_after: str | None = None
+    code: str = "made_up"
 
 
 @dataclass
@@ -347,7 +348,7 @@ class _Handler(BaseHTTPRequestHandler):
         if failure.status == 0:
             self.close_connection = True
         else:
-            self._answer(failure.status, {"code": "made_up", "message": "a failure for the test"}, failure.retry_after)
+            self._answer(failure.status, {"code": failure.code, "message": "a failure for the test"}, failure.retry_after)
         return True
 
     def do_POST(self) -> None:

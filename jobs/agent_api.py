@@ -198,6 +198,10 @@ def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
         message = "The key of the secrets is missing; output is taken again when it is back."
         # 500: of this rank alone; a 503 would hold up the output of all others of the node.
         return _refuse(500, "secrets_key", message, **{"Retry-After": "30"})
+    except logs.LogBusy as error:
+        # An earlier try of this chunk is still at work. 409, not 503: it is this rank alone that waits.
+        body = {"code": "busy", "message": str(error), "fields": {}, "length": error.length}
+        return JsonResponse(body, status=409, headers={"Retry-After": "1"})
     except logs.WrongOffset as error:
         return JsonResponse({"code": "offset", "message": str(error), "fields": {}, "length": error.length}, status=409)
     live.publish(f"job.{row.attempt.job_id}", {"job": row.attempt.job_id, "log": answer.length, "rank": row.index})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -134,11 +135,22 @@ def handler404(request: HttpRequest, exception: Exception | None = None) -> Http
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
+    if isinstance(sys.exc_info()[1], OperationalError):
+        # Away, or busy beyond its time-out, in the middle of a page or of what an agent sent: nothing was done, it may be repeated.
+        return _database_away(request)
     message = _("The control plane failed to answer; what went wrong is in its log.")
     if request.path.startswith(API_PREFIX):
         return JsonResponse(error_body("internal", message), status=HTTPStatus.INTERNAL_SERVER_ERROR)
     # No request in the context: a context processor may be what failed.
     return HttpResponse(render_to_string("errors/500.html", {"message": message}), status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _database_away(request: HttpRequest) -> HttpResponse:
+    message = _("The database does not answer; try again in a moment.")
+    status, headers = HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "2"}
+    if request.path.startswith(API_PREFIX):
+        return JsonResponse(error_body("database_away", message), status=status, headers=headers)
+    return HttpResponse(render_to_string("errors/500.html", {"message": message}), status=status, headers=headers)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

@@ -6,7 +6,8 @@ in: whoever has no credential can't fill the disk.
 Under ASGI each of Django's own middlewares goes to a thread and back twice, and so does each view; and every request
 has a thread of its own, so that its database connection is made anew. Here a request's whole synchronous chain, with
 the signals around it, runs in one thread of a small pool, which keeps its connection; static files never leave the event
-loop. Half of the web process's time went into Django's own way.
+loop. Half of the web process's time went into Django's own way. Which pool, nebulagrid/lanes.py says: agents, their output, people
+and the health check don't wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import contextlib
 import contextvars
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
@@ -25,13 +25,17 @@ from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.db import close_old_connections
-from django.http import FileResponse, HttpRequest, HttpResponseBase, HttpResponseNotFound
+from django.http import FileResponse, HttpRequest, HttpResponseBase, HttpResponseNotFound, JsonResponse
 from django.urls import set_script_prefix
+from django.utils import translation
+from django.utils.translation import gettext as _
 from servestatic.middleware import ServeStaticMiddleware
 
 from jobs.waits import Deferred
+from nebulagrid.lanes import Lane, LaneFull, lane_of
 from nebulagrid.middleware import headers_set
 from nodes.auth import node_authenticate
+from quotas.throttles import client_address
 
 ARTIFACTS = "/api/agent/v1/artifacts/"
 #: What anybody may send: above the limits of all views, which answer in their own words.
@@ -56,13 +60,25 @@ async def _too_large(send: Any, most: int) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+def _busy(request: HttpRequest) -> HttpResponseBase:
+    with translation.override(translation.get_language_from_request(request)):
+        message = _("Too many requests are waiting already; try again in a moment.")
+    body = {"code": "busy", "message": message, "fields": {}}
+    return JsonResponse(body, status=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "2"})
+
+
 class PooledHandler(ASGIHandler):
     """``settings.MIDDLEWARE`` is loaded as a synchronous chain; static files are answered before it."""
 
     def load_middleware(self, is_async: bool = False) -> None:
         super().load_middleware(is_async=False)
         self._static = ServeStaticMiddleware(_no_such_file)
-        self._pool = ThreadPoolExecutor(settings.WEB_THREADS, thread_name_prefix="http")
+        self._lanes = {
+            "health": Lane("health", 1),
+            "agents": Lane("agents", settings.WEB_AGENT_THREADS),
+            "output": Lane("output", settings.WEB_OUTPUT_THREADS),
+            "people": Lane("people", settings.WEB_THREADS, share=max(1, settings.WEB_THREADS - 1)),
+        }
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -86,7 +102,7 @@ class PooledHandler(ASGIHandler):
             await _too_large(send, most)
 
     async def _body_most(self, path: str, headers: dict[bytes, str]) -> int:
-        if path.startswith(ARTIFACTS) and await asyncio.get_running_loop().run_in_executor(self._pool, _is_node, headers):
+        if path.startswith(ARTIFACTS) and await self._lanes["output"].run("", lambda: _is_node(headers)):
             return settings.ARTIFACT_CAP_MIB * 1024 * 1024 + BODY_MOST
         return BODY_MOST
 
@@ -116,7 +132,7 @@ class PooledHandler(ASGIHandler):
             try:
                 await self._stream(response, receive, send)
             finally:
-                await asyncio.get_running_loop().run_in_executor(self._pool, response.close)
+                await self._lanes[lane_of(scope["path"])].thread(response.close)
         finally:
             body.close()
 
@@ -150,7 +166,10 @@ class PooledHandler(ASGIHandler):
             return refusal
         if request.path_info.startswith(self._static.static_prefix):
             return headers_set(request, await self._static(request))
-        return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, self._respond, scope, request)
+        try:
+            return await self._lanes[lane_of(request.path)].run(client_address(request), lambda: context.run(self._respond, scope, request))
+        except LaneFull:
+            return headers_set(request, _busy(request))
 
     def _respond(self, scope: Any, request: HttpRequest) -> HttpResponseBase:
         """In a thread of the pool, from the first signal to the last."""

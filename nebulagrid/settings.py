@@ -184,6 +184,15 @@ TEMPLATES: list[dict[str, Any]] = [
 ]
 
 
+# Threads of the web process, by whose requests they serve (nebulagrid/lanes.py).
+WEB_THREADS = env_int("WEB_THREADS", 4)
+WEB_AGENT_THREADS = env_int("WEB_AGENT_THREADS", 3)
+WEB_OUTPUT_THREADS = env_int("WEB_OUTPUT_THREADS", 2)
+for _name, _threads in (("THREADS", WEB_THREADS), ("AGENT_THREADS", WEB_AGENT_THREADS), ("OUTPUT_THREADS", WEB_OUTPUT_THREADS)):
+    if not 1 <= _threads <= 64:
+        raise ImproperlyConfigured(f"NEBULA_WEB_{_name} is {_threads}; expected 1 to 64.")
+
+
 def database_from_url(url: str) -> dict[str, Any]:
     """``postgres://user:password@host:port/name?option=…`` or ``sqlite:///path``; empty = SQLite in the data folder."""
     if not url:
@@ -195,7 +204,8 @@ def database_from_url(url: str) -> dict[str, Any]:
             "NAME": unquote(parts.path[1:] if parts.path.startswith("//") else parts.path) or str(DATA_DIR / "nebula.sqlite3"),
             # Without these, two thirds of concurrent writes failed with "database is locked".
             "OPTIONS": {
-                "timeout": 20,
+                # A web thread that waits for longer than its caller does only keeps others waiting: who comes again is served.
+                "timeout": 8 if env("ROLE") == "web" else 20,
                 "transaction_mode": "IMMEDIATE",
                 "init_command": "PRAGMA journal_mode=WAL;PRAGMA synchronous=NORMAL;PRAGMA mmap_size=134217728;PRAGMA cache_size=-20000;",
             },
@@ -204,7 +214,9 @@ def database_from_url(url: str) -> dict[str, Any]:
         options: dict[str, Any] = dict(parse_qsl(parts.query))
         # For the processes that stay. In a short command the pool's threads may still work when Python ends, which aborts it.
         if not TESTING and env("ROLE") in {"web", "worker"}:
-            options["pool"] = {"min_size": 1, "max_size": 8}
+            # Each thread of the web process may hold a connection, and so may the sockets and the ticker.
+            threads = WEB_THREADS + WEB_AGENT_THREADS + WEB_OUTPUT_THREADS + 1 if env("ROLE") == "web" else 4
+            options["pool"] = {"min_size": 1, "max_size": threads + 4}
         return {
             "ENGINE": "django.db.backends.postgresql",
             "NAME": unquote(parts.path.lstrip("/")),
@@ -221,7 +233,6 @@ DATABASES = {"default": database_from_url(env("DATABASE_URL"))}
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # A file, as in production: an in-memory database has no WAL, and threads that share it meet other locks.
     DATABASES["default"]["TEST"] = {"NAME": str(DATA_DIR / "test.sqlite3")}
-WEB_THREADS = env_int("WEB_THREADS", 4)
 # Web and worker have a few threads that stay, each with its connection; on PostgreSQL the pool keeps them instead.
 if env("ROLE") in {"web", "worker"} and DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     DATABASES["default"]["CONN_MAX_AGE"] = 600

@@ -231,6 +231,21 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "F13": (
+        "one person's work stops everybody's",
+        {
+            "attack/test_edges.py": (
+                "test_slow_pages_leave_agents_and_the_health_check_alone",
+                "test_slow_output_of_jobs_leaves_the_reports_of_agents_alone",
+                "test_a_queue_without_an_end_is_refused_with_a_time_to_come_again",
+                "test_a_database_that_is_busy_for_too_long_asks_to_come_again",
+                "test_a_chunk_that_is_sent_twice_at_once_is_told_to_come_again",
+            ),
+            "test_lanes.py": ("test_addresses_take_turns_however_much_one_of_them_asks",),
+            "jobs/test_logs.py": ("test_who_repeats_a_chunk_that_is_being_written_is_told_so_and_waits_for_nothing",),
+            "agent/test_logs.py": ("test_a_rank_whose_chunk_is_still_at_work_waits_for_as_long_as_it_is_told_and_the_others_do_not",),
+        },
+    ),
     "F18": (
         "jobs are as protected from the OOM killer as the agent",
         {

@@ -184,6 +184,20 @@ def test_a_server_in_trouble_over_one_rank_takes_the_others(ship: Shipping) -> N
     assert "1.1.0" not in ship.done
 
 
+def test_a_rank_whose_chunk_is_still_at_work_waits_for_as_long_as_it_is_told_and_the_others_do_not(ship: Shipping) -> None:
+    busy = Failure("/api/agent/v1/logs/1.1.0", 409, 1000, retry_after="3600", code="busy")
+    ship.plane.failures.append(busy)
+    ship.write("1.1.0", b"hello\n")
+    ship.track("1.1.0")
+    ship.plane.wait(lambda: busy.times == 999, what="the answer that it is at work")
+    for n in range(2, 6):
+        ship.write(f"{n}.1.0", b"hello\n")
+        ship.track(f"{n}.1.0")
+        ship.shipper.end(f"{n}.1.0")
+        assert ship.ended(f"{n}.1.0") == 6
+    assert busy.times == 999
+
+
 def test_a_link_in_place_of_the_output_is_not_followed(ship: Shipping, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"credential")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from agent.protocol import ProtocolError
 from jobs import logs
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,7 @@ def test_of_many_writers_at_one_offset_one_wins() -> None:
         try:
             logs.log_append("7.1.0", offset=0, data=data)
             won.append(data)
-        except logs.WrongOffset:
+        except (logs.WrongOffset, logs.LogBusy):
             pass
 
     threads = [threading.Thread(target=write, args=(bytes([65 + n]) * 100,)) for n in range(8)]
@@ -81,3 +83,52 @@ def test_of_many_writers_at_one_offset_one_wins() -> None:
         thread.join()
     assert len(won) == 1
     assert logs.log_read("7.1.0", offset=0, limit=1000) == won[0]
+
+
+class SlowMasks:
+    """Stands for a chunk that takes long to look through: it holds the log's lock until it is let go."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def take(self, data: bytes, *, is_last: bool) -> bytes:
+        self.began.set()
+        assert self.may_end.wait(PATIENCE_S)
+        return data
+
+
+def test_who_repeats_a_chunk_that_is_being_written_is_told_so_and_waits_for_nothing() -> None:
+    masks = SlowMasks()
+    writer = threading.Thread(target=logs.log_append, args=("7.1.0",), kwargs={"offset": 0, "data": b"abc", "masks": masks})
+    writer.start()
+    assert masks.began.wait(PATIENCE_S)
+    for _ in range(20):
+        with pytest.raises(logs.LogBusy) as caught:
+            logs.log_append("7.1.0", offset=0, data=b"abc")
+        assert caught.value.length == 0
+    masks.may_end.set()
+    writer.join()
+    assert logs.log_read("7.1.0", offset=0, limit=10) == b"abc"
+
+
+def test_a_log_that_ends_while_a_chunk_is_written_gets_its_last_line_from_that_writer() -> None:
+    masks = SlowMasks()
+    writer = threading.Thread(target=logs.log_append, args=("7.1.0",), kwargs={"offset": 0, "data": b"abc", "masks": masks})
+    writer.start()
+    assert masks.began.wait(PATIENCE_S)
+    logs.log_close("7.1.0", line="killed: node_lost")  # would wait for ever if it waited at all
+    assert not logs.log_is_closed("7.1.0")
+    masks.may_end.set()
+    writer.join()
+    assert logs.log_is_closed("7.1.0")
+    assert logs.log_read("7.1.0", offset=0, limit=100) == b"abc\n[nebulagrid] killed: node_lost\n"
+
+
+def test_a_last_line_that_a_killed_process_left_behind_is_written_by_the_next_one(log_dir: Path) -> None:
+    logs.log_append("7.1.0", offset=0, data=b"abc")
+    with open(logs.log_path("7.1.0"), "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # and ends without a look at what it was left
+        logs.log_close("7.1.0", line="killed: node_lost")
+    assert logs.log_append("7.1.0", offset=3, data=b"late").capped
+    assert logs.log_read("7.1.0", offset=0, limit=100) == b"abc\n[nebulagrid] killed: node_lost\n"
+    assert [path.name for path in logs.log_path("7.1.0").parent.iterdir() if "closing" in path.name] == []
