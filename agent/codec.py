@@ -4,6 +4,8 @@ go as columns, which name each field once."""
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import types
 import typing
 from collections.abc import Sequence
@@ -11,17 +13,59 @@ from typing import Any, Literal, Self
 
 #: A whole number of this protocol is between minus this and this.
 INT_MOST = 2**63 - 1
+#: How deep values may lie in one another where the protocol leaves their shape open (``data`` of an event, say).
+DEPTH_MOST = 16
 
 
 class ProtocolError(ValueError):
     """The message is not one of this protocol's."""
 
 
+def json_read(body: bytes) -> Any:
+    """The JSON value in ``body``. Raises ProtocolError.
+
+    A whole number with thousands of digits, which Python refuses to make, is read as infinite: the field that has it is
+    refused, and not the whole message.
+    """
+    try:
+        try:
+            return json.loads(body)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # UnicodeDecodeError is one, and it is raised again below
+            return json.loads(body, parse_int=_whole_number)
+    except RecursionError:
+        raise ProtocolError("the message is nested too deeply") from None
+    except ValueError as error:
+        raise ProtocolError(f"the message is not JSON: {str(error)[:200]}") from error
+
+
+def _whole_number(text: str) -> int | float:
+    return int(text) if len(text) <= 40 else math.inf
+
+
+def _open_value(value: Any, where: str, depth: int = 0) -> Any:
+    """A value whose shape the protocol leaves open, as it is. Raises ProtocolError where no database and no page could hold it."""
+    if depth > DEPTH_MOST:
+        raise ProtocolError(f"{where} is nested more than {DEPTH_MOST} deep")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ProtocolError(f"{where} is not a finite number")
+    if isinstance(value, int) and abs(value) > INT_MOST:
+        raise ProtocolError(f"{where} has more than 64 bits")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _open_value(inner, f"{where}.{str(key)[:40]}" if depth < 2 else where, depth + 1)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _open_value(inner, where, depth + 1)
+    return value
+
+
 def _decode(kind: Any, value: Any, where: str) -> Any:
     """One JSON value → the annotated Python type. Unknown keys of objects are ignored, so that old reads new."""
     origin = typing.get_origin(kind)
     if kind is Any:
-        return value
+        return _open_value(value, where)
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)
         if value is None and type(None) in options:
@@ -47,6 +91,8 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         raise ProtocolError(f"{where} has more than 64 bits")  # no database column and no arithmetic of a page could hold it
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ProtocolError(f"{where} is not a finite number")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ProtocolError(f"{where} must be {kind.__name__}, got {type(value).__name__}")
     return value
@@ -76,13 +122,16 @@ def from_json(cls: type[T], value: Any, where: str = "message") -> T:
 
 #: Class → (field, default) of each of its fields. `dataclasses.fields` for each object would cost more than all the rest.
 _FIELDS: dict[type, tuple[tuple[str, Any], ...]] = {}
-_PLAIN = frozenset({str, int, float, bool, type(None)})
+_PLAIN = frozenset({str, int, bool, type(None)})
 
 
 def _encode(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
+    if kind is float:
+        # JSON has no infinity, and the other side refuses it: a figure that is none is one that is not known.
+        return value if math.isfinite(value) else None
     fields = _FIELDS.get(kind)
     if fields is None and dataclasses.is_dataclass(kind):
         fields = _FIELDS[kind] = tuple((f.name, f.default) for f in dataclasses.fields(kind))

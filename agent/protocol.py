@@ -16,11 +16,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
-from agent.codec import Message, ProtocolError, columns_of, columns_read, from_json
+from agent.codec import INT_MOST, Message, ProtocolError, columns_of, columns_read, from_json, json_read
 
-__all__ = ["PROTO", "Message", "ProtocolError", "from_json"]
+__all__ = ["PROTO", "Message", "ProtocolError", "from_json", "json_read"]
 
 PROTO = 1
+#: So many events are read of one sync; the rest is not acknowledged, and comes again with the next.
+EVENTS_MOST = 500
+#: So much of a sync's other lists is read: no machine has more, and what a sync costs must not be the node's to say.
+LISTS_MOST = {"gpus": 1024, "health": 1024, "processes": 2048, "results": 500}
+#: ``observed`` is a complete list: with a part of it left out it would say something else. So a longer one is refused.
+OBSERVED_MOST = 4096
+#: Of an inventory.
+CARDS_MOST, LINKS_MOST = 256, 4096
+#: The kind that an event has which can't be read: it is acknowledged, counted and otherwise dropped (see ``events_read``).
+BAD_EVENT = "bad_event"
 #: A rank is named by job, epoch and index in its gang: ``"42.1.0"``. The name is never used twice, because a
 #: restored control plane raises its epochs above every epoch that an agent has seen.
 RankId = str
@@ -268,7 +278,9 @@ class Observed(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEvent(Message):
     """Something that happened once. (session, eid) is unique; the server drops repeats. An agent that restarted
-    sends what was not acknowledged under the session that first numbered it (``session``; None = the request's)."""
+    sends what was not acknowledged under the session that first numbered it (``session``; None = the request's).
+
+    ``at`` is by the node's own clock; only its distance from ``SyncRequest.sent_at`` counts."""
 
     eid: int
     kind: str  # xid | throttle | missing | appeared | driver_mismatch | unresponsive | …
@@ -316,6 +328,7 @@ class SyncRequest(Message):
     events: tuple[AgentEvent, ...] = ()
     results: tuple[CommandResult, ...] = ()
     answer: RestoreAnswer | None = None
+    sent_at: float | None = None  # Unix time by the node's clock when this was sent; None = an agent that does not tell
 
     def to_json(self, *, columns: bool = False) -> dict[str, Any]:
         found = Message.to_json(self)
@@ -326,11 +339,53 @@ class SyncRequest(Message):
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        if isinstance(value, dict) and "cards" in value:
-            value = {**value, "gpus": ()}
-            found = from_json(cls, value, cls.__name__)
-            return replace(found, gpus=columns_read(GpuStatus, value["cards"], f"{cls.__name__}.cards"))
-        return from_json(cls, value, cls.__name__)
+        """Raises ProtocolError. An event that can't be read is none of its reasons: see ``events_read``."""
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{cls.__name__} must be an object")
+        plain = {name: _cut(inner, LISTS_MOST.get(name)) for name, inner in value.items() if name not in ("events", "cards")}
+        if isinstance(observed := value.get("observed"), list) and len(observed) > OBSERVED_MOST:
+            raise ProtocolError(f"{cls.__name__}.observed has {len(observed)} ranks; at most {OBSERVED_MOST} are read")
+        if isinstance(inventory := value.get("inventory"), dict):
+            plain["inventory"] = {
+                **inventory,
+                "gpus": _cut(inventory.get("gpus", ()), CARDS_MOST + 1),  # one above the limit: "too many" shows
+                "links": _cut(inventory.get("links", ()), LINKS_MOST),
+            }
+        if "cards" in value:
+            plain["gpus"] = ()
+        found = from_json(cls, plain, cls.__name__)
+        if "cards" in value:
+            columns = value["cards"]
+            if isinstance(columns, dict):
+                columns = {name: _cut(column, LISTS_MOST["gpus"]) for name, column in columns.items()}
+            found = replace(found, gpus=columns_read(GpuStatus, columns, f"{cls.__name__}.cards"))
+        if "events" in value:
+            found = replace(found, events=events_read(value["events"], f"{cls.__name__}.events"))
+        return found
+
+
+def _cut(value: Any, most: int | None) -> Any:
+    return value[:most] if isinstance(value, list | tuple) else value
+
+
+def events_read(values: Any, where: str) -> tuple[AgentEvent, ...]:
+    """The first EVENTS_MOST events of a sync. One that can't be read stands as a ``bad_event`` under its number, so that it is
+    acknowledged: an agent repeats what is not, and one bad event would else keep the node out for ever.
+
+    Raises ProtocolError if they are no list.
+    """
+    if not isinstance(values, list | tuple):
+        raise ProtocolError(f"{where} must be a list")
+    found = []
+    for place, value in enumerate(values[:EVENTS_MOST]):
+        try:
+            found.append(from_json(AgentEvent, value, f"{where}[{place}]"))
+        except ProtocolError as error:
+            eid = value.get("eid") if isinstance(value, dict) else None
+            if not isinstance(eid, int) or isinstance(eid, bool) or not 0 <= eid <= INT_MOST:
+                eid = -1  # without a number it can't be acknowledged; it is counted all the same
+            found.append(AgentEvent(eid=eid, kind=BAD_EVENT, data={"problem": str(error)[:200]}))
+    return tuple(found)
 
 
 # --- what the control plane wants -----------------------------------------------------------------------------

@@ -173,8 +173,9 @@ class Reporter:
             health=self._health.due(view.health, time.monotonic()),
             host=replace(self._load.read(), power_headroom_pct=headroom),
             observed=tuple(self._observed.values()),
-            events=self._store.events(),
+            events=self._store.events(self._line.events.most),
             results=self._store.results(),
+            sent_at=time.time(),
         )
         return request, due
 
@@ -196,9 +197,9 @@ class Reporter:
         if orders.want_inventory and inventory is None:
             self._inventory_sent, self._dirty = None, True
         self._health.taken(request.health, time.monotonic())
-        self._store.events_ack(set(orders.ack_eids))
+        self._store.events_ack({*orders.ack_eids, *self._line.events.taken(request)})
         self._store.results_ack(result.cid for result in request.results)
-        self._dirty |= len(request.events) == 200  # more are waiting
+        self._dirty |= bool(orders.ack_eids) and bool(self._store.events(1))  # more are waiting
         for wish in orders.desired:
             if wish.want == "FORGET":
                 self._observed.pop(wish.rank, None)

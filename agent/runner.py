@@ -267,8 +267,9 @@ class Runner:
             host=replace(self._load.read(), power_headroom_pct=self._headroom()),
             processes=processes,
             observed=self._desk.observed(),
-            events=self._store.events(),
+            events=self._store.events(self._line.events.most),
             results=self._store.results(),
+            sent_at=time.time(),
             answer=self._desk.restored_answer(self._ask) if self._ask is not None else None,
         )
         return request, due
@@ -316,7 +317,7 @@ class Runner:
         if request.processes is not None:
             self._processes_sent_at = self._hardware.view.processes_at
         self._health.taken(request.health, now)
-        self._store.events_ack(set(orders.ack_eids))
+        self._store.events_ack({*orders.ack_eids, *self._line.events.taken(request)})
         self._store.results_ack(r.cid for r in request.results)
         if request.answer is not None:
             # After the answer was taken: until then the server may not know a rank whose output comes again.
@@ -328,8 +329,7 @@ class Runner:
         if orders.want_inventory and inventory is None:
             self._inventory_sent = None
             self._dirty = True
-        if len(request.events) == 200:
-            self._dirty = True  # more are waiting
+        self._dirty |= bool(orders.ack_eids) and bool(self._store.events(1))  # more are waiting
         if not final:
             self._desk.apply({d.rank: d for d in orders.desired}, sent_boot=sent_boot)
             self._run_commands(orders)

@@ -11,13 +11,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from agent.protocol import AgentEvent, CommandResult, ExitInfo, Observed, ObservedState, RankId, RankSpec, from_json, rank_parts
+from agent.protocol import (
+    AgentEvent,
+    CommandResult,
+    ExitInfo,
+    Observed,
+    ObservedState,
+    ProtocolError,
+    RankId,
+    RankSpec,
+    events_read,
+    from_json,
+    rank_parts,
+)
 
 SCHEMA_VERSION = 1
 #: Events wait here while the control plane is away; beyond this many the newest are counted, not kept.
@@ -322,14 +335,19 @@ class Store:
         """Keep an event until it is acknowledged. False: MAX_EVENTS are waiting already and it was dropped."""
         if self._db.execute("SELECT COUNT(*) FROM events").fetchone()[0] >= MAX_EVENTS:
             return False
-        body = json.dumps({"kind": kind, "gpu": gpu, "at": at, "data": data})
+        try:
+            event = AgentEvent(eid=0, kind=kind, gpu=gpu, at=at, data=data)
+            AgentEvent.from_json(event.to_json())  # what this protocol can't carry must not wait here for ever
+            body = json.dumps({"kind": kind, "gpu": gpu, "at": at, "data": event.to_json().get("data", {})})
+        except (ProtocolError, TypeError, ValueError, RecursionError) as error:
+            body = json.dumps({"kind": kind, "gpu": gpu, "at": time.time(), "data": {"problem": str(error)[:200]}})
         self._db.execute("INSERT INTO events (session, body) VALUES (?, ?)", (session, body))
         return True
 
     def events(self, limit: int = 200) -> tuple[AgentEvent, ...]:
         """The oldest unacknowledged events. An eid is never used twice on this store, over restarts too."""
         found = self._db.execute("SELECT eid, session, body FROM events ORDER BY eid LIMIT ?", (limit,))
-        return tuple(AgentEvent.from_json({"eid": eid, "session": session, **json.loads(body)}) for eid, session, body in found)
+        return events_read([{"eid": eid, "session": session, **json.loads(body)} for eid, session, body in found], "store")
 
     def events_ack(self, eids: Iterable[int]) -> None:
         marks = [(eid,) for eid in eids]

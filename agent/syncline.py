@@ -20,6 +20,36 @@ SYNC_TIMEOUT_S = 10.0
 FINAL_TIMEOUT_S = 3.0
 RETRY_S = (1.0, 60.0)
 REFUSED_S = (30.0, 60.0)
+EVENTS_A_SYNC = 200
+NOT_UNDERSTOOD = (400, 413, 422)
+
+
+class EventWindow:
+    """How many events go with the next sync, so that one which no control plane understands can't keep this node out for ever.
+
+    Each sync that is not understood halves it; when even one alone is refused, and a sync without it is not, that one is given up.
+    """
+
+    def __init__(self) -> None:
+        self.most = EVENTS_A_SYNC
+        self._alone: int | None = None  # this event was sent alone, and the sync was refused
+
+    def refused(self, request: SyncRequest) -> None:
+        """The control plane did not understand this sync."""
+        if len(request.events) == 1:
+            self._alone, self.most = request.events[0].eid, 0
+        elif request.events:
+            self.most = max(1, len(request.events) // 2)
+        else:
+            self._alone, self.most = None, 1  # it is not the events that are not understood
+
+    def taken(self, request: SyncRequest) -> tuple[int, ...]:
+        """The control plane took this sync. Returns the events to forget besides those that it acknowledged."""
+        hopeless = (self._alone,) if self._alone is not None and not request.events else ()
+        if hopeless:
+            log.error("Event %d is not understood by the control plane and is given up.", *hopeless)
+        self._alone, self.most = None, min(EVENTS_A_SYNC, max(1, self.most * 2))
+        return hopeless
 
 
 class SyncLine:
@@ -32,6 +62,7 @@ class SyncLine:
         self.answered_at: float | None = None  # Unix time, for `status`
         self.trouble: str | None = None
         self.is_superseded = False  # a newer agent speaks for this node: this one has to end
+        self.events = EventWindow()
         self._retry_s = RETRY_S[0]
         self._columns = False  # the control plane reads statuses as columns; it says so with each answer
 
@@ -43,6 +74,8 @@ class SyncLine:
         except Unreachable as error:
             self._later(str(error), None)
             return None
+        if answer.status in NOT_UNDERSTOOD:
+            self.events.refused(request)
         if answer.status != 200:
             self._columns = False  # it may be an older one now
             self._refused(answer)
@@ -79,7 +112,7 @@ class SyncLine:
                 f"the control plane refuses what node {self._config.node_id} tells ({text}); does data_dir belong to another node?",
                 self._rng.uniform(*REFUSED_S),
             )
-        elif answer.status in (400, 413, 422):
+        elif answer.status in NOT_UNDERSTOOD:
             self._later(f"the control plane does not understand this agent ({text}); are the versions too far apart?", None)
         elif answer.status == 404:
             self._later(f"{self._config.endpoint.url} has no agent API ({text}); check `endpoint`", None)

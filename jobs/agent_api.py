@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 
-from agent.protocol import EnrolRequest, Orders, ProtocolError, SyncRequest, rank_parts
+from agent.protocol import EnrolRequest, Orders, ProtocolError, SyncRequest, json_read, rank_parts
 from jobs import logs
 from jobs.job_secrets import masks_of, results_masked
 from jobs.lifecycle import RankState
@@ -33,6 +32,7 @@ from jobs.services.observe import Applied, ForeignRank, ranks_of
 from jobs.services.restore import restore_sync
 from nodes import live
 from nodes.auth import node_authenticate
+from nodes.doubts import doubt
 from nodes.models import Node, NodeState
 from nodes.services import NodeSync, node_enrol, node_ready, node_sync
 from quotas.errors import DomainError
@@ -89,9 +89,9 @@ def enroll(request: HttpRequest) -> HttpResponse:
     if not allowed:
         return _refuse(429, "throttled", "Too many attempts from this address.", **{"Retry-After": str(max(1, round(retry_after)))})
     try:
-        wanted = EnrolRequest.from_json(json.loads(request.body))
+        wanted = EnrolRequest.from_json(json_read(request.body))
         answer = node_enrol(request=wanted)
-    except (ProtocolError, ValueError, RecursionError) as error:
+    except ProtocolError as error:
         return _refuse(400, "invalid", str(error)[:300])
     except DomainError as error:
         return _refuse(error.http_status, error.code, str(error.message))
@@ -106,10 +106,10 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
     if len(body) > MAX_SYNC_BYTES:
         return _refuse(413, "too_large", f"A sync is at most {MAX_SYNC_BYTES} bytes; this one has {len(body)}.")
     try:
-        message = SyncRequest.from_json(json.loads(body))
+        message = SyncRequest.from_json(json_read(body))
         for seen in message.observed:
             rank_parts(seen.rank)
-    except (ProtocolError, ValueError, RecursionError) as error:
+    except ProtocolError as error:
         return _refuse(400, "invalid", str(error)[:300])
     now = timezone.now()
     # 2. The node (session, inventory, telemetry, events, commands) and its ranks.
@@ -122,6 +122,7 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
             seen, applied = _sync_apply(node, message, now=now)
     except ForeignRank as error:
         log.error("node %s reported rank %s, which is another node's", node.name, error.key)
+        doubt(node.pk, "foreign_rank", now=now, data={"rank": error.key[:60]})
         return _refuse(403, "not_yours", f"Rank {error.key} belongs to another node.")
     if not seen.accepted:
         return _refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
@@ -173,6 +174,7 @@ def _own_rank(node: Node, key: str) -> Rank | HttpResponse:
         return _refuse(404, "not_found", f"There is no rank {key}.")
     if rank.node_id != node.pk:
         log.error("node %s wrote to rank %s, which is another node's", node.name, key)
+        doubt(node.pk, "foreign_rank", now=timezone.now(), data={"rank": key})
         return _refuse(403, "not_yours", f"Rank {key} belongs to another node.")
     return rank
 

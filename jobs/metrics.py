@@ -21,6 +21,7 @@ from jobs.lifecycle import FINAL, JobState, SliceState
 from jobs.models import Job, Slice
 from nodes import telemetry
 from nodes.card_metrics import MIB, CardRow, NodeRow, card_labels, cards_lines, nodes_lines
+from nodes.doubts import doubts_counted
 from nodes.exposition import CONTENT_TYPE, histogram, labels, metric, numbers
 from nodes.models import Alert, Gpu, HealthEvent, Node, NodeState
 from quotas.models import NoticeDelivery
@@ -60,7 +61,7 @@ def may_scrape(request: HttpRequest) -> bool:
 
 
 def metrics_text(*, now: float) -> str:
-    """All series. Ten queries, five round trips to Redis."""
+    """All series. Ten queries, six round trips to Redis."""
     began = time.perf_counter()
     nodes = list(
         Node.objects.exclude(state=NodeState.RETIRED)
@@ -76,6 +77,7 @@ def metrics_text(*, now: float) -> str:
         *_job_memory_lines(nodes, holders, now=now),
         *_queue_lines(now=now),
         *_alert_lines(now=now),
+        *_doubt_lines(nodes),
         *_pass_lines(),
     ]
     lines += metric("nebula_scrape_seconds", "gauge", "Time that this answer took.", [("", round(time.perf_counter() - began, 4))])
@@ -220,6 +222,14 @@ def _alert_lines(*, now: float) -> list[str]:
         *metric("nebula_notices_waiting", "gauge", "Messages that are not delivered yet.", [("", late["n"])]),
         *metric("nebula_notices_oldest_seconds", "gauge", "How long the oldest of them has been waiting.", [("", age)]),
     ]
+
+
+def _doubt_lines(nodes: list[Any]) -> list[str]:
+    """What nodes sent that was not taken, by why (nodes/doubts.py)."""
+    names = {row[0]: row[1] for row in nodes}
+    counted = sorted((names[node], code, n) for (node, code), n in doubts_counted().items() if node in names)
+    series = [(labels(Hostname=name, reason=code), n) for name, code, n in counted]
+    return metric("nebula_node_refused_total", "counter", "What nodes sent that was refused or dropped, by reason.", series)
 
 
 def _pass_lines() -> list[str]:

@@ -30,7 +30,7 @@ from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Inspection, No
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
 from nodes.topology import topology
-from nodes.wording import advice_text
+from nodes.wording import advice_text, node_advice
 from quotas.models import User
 
 PAGE = 50
@@ -117,7 +117,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     context |= {
         "ghosts": foreign_rows(gpus),
         **inspection_context(node),
-        "advice": [advice_text(str(code)) for code in node.advice],
+        "advice": [advice_text(code) for code in node_advice(node.advice, telemetry.nodes_latest([node.pk]).get(node.pk))],
         "ports": ports_text(node.rdma_ports),
         "topology": table,
         "links": _links(GpuLink.objects.filter(a__node=node)) if table is None else [],

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from nodes import telemetry
+from nodes.doubts import nodes_doubted
 from nodes.liveness import is_half_silent
 from nodes.models import Gpu, GpuState, Node, NodeState
 
@@ -76,6 +78,19 @@ METRICS: Final[dict[str, Metric]] = {
         scope="node", unit="", title=gettext_lazy("A node is silent"),
         sentence=gettext_lazy("{node} is not heard of (for {for})."),
         advice=gettext_lazy("Check its power, its network and nebula-agent on it. Jobs there are kept until it is back."),
+    ),
+    "clock_skew_s": Metric(
+        scope="node", unit="s", title=gettext_lazy("A node's clock is wrong"),
+        sentence=gettext_lazy("The clock of {node} differs by {value} from the control plane's (limit {limit}, for {for})."),
+        advice=gettext_lazy("Set up NTP there. Until then the times in its programs' own output mislead; nothing here depends on them."),
+    ),
+    "node_doubted": Metric(
+        scope="node", unit="", title=gettext_lazy("A node says what can't be"),
+        sentence=gettext_lazy("{node} sent what it may not or can't mean; its page says what."),
+        advice=gettext_lazy(
+            "If its agent was not just copied or set up anew, somebody may have its credential: drain the node, enrol it again, "
+            "and look who could read its files."
+        ),
     ),
     "silent_nodes_pct": Metric(
         scope="pool", unit="%", title=gettext_lazy("Most nodes are silent"),
@@ -193,6 +208,8 @@ def figures_read(pool: Pool, *, now: float) -> Figures | None:
 
 
 def _nodes(found: Figures, pool: Pool, latest: Mapping[int, telemetry.Latest], *, now: float) -> None:
+    """One query."""
+    doubted = nodes_doubted(pool.nodes, now=datetime.fromtimestamp(now, UTC))
     watched = [pk for pk, (_name, state) in pool.nodes.items() if state != NodeState.ENROLLING]
     unknown = [pk for pk in watched if pool.nodes[pk][1] == NodeState.UNKNOWN]
     is_ours = is_half_silent(unknown=len(unknown), watched=len(watched))
@@ -203,8 +220,12 @@ def _nodes(found: Figures, pool: Pool, latest: Mapping[int, telemetry.Latest], *
             None if is_ours and state == NodeState.UNKNOWN else {NodeState.UNKNOWN: 1.0, NodeState.DOWN: 2.0}.get(NodeState(state), 0.0)
         )
         found["node_silent"][f"node:{pk}"] = silent
+        found["node_doubted"][f"node:{pk}"] = float(doubted.get(pk, (0, ""))[0])
         heard = latest.get(pk)
-        host = (heard.host or {}) if heard is not None and now - heard.at < STALE_AFTER_S else {}
+        is_fresh = heard is not None and now - heard.at < STALE_AFTER_S
+        skew = heard.skew_s if heard is not None and is_fresh else None
+        found["clock_skew_s"][f"node:{pk}"] = None if skew is None else abs(skew)
+        host = (heard.host or {}) if heard is not None and is_fresh else {}
         found["disk_free_pct"][f"node:{pk}"] = _part(host.get("disk_free_mib"), host.get("disk_total_mib"))
     found["silent_nodes_pct"] = {"pool": 100.0 * len(unknown) / len(watched) if len(watched) > 1 else 0.0}
 

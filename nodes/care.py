@@ -219,7 +219,7 @@ def _report(command: AgentCommand) -> dict[str, Any]:
     try:
         # The last line: a library may have said something before.
         found = json.loads(command.text.strip().rpartition("\n")[2])
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     return found if isinstance(found, dict) else {"text": command.text[:500]}
 

@@ -25,6 +25,13 @@ EVENTS = {
     "leak": gettext_lazy("Its memory use grows though no job asked for more."),
     "driver_mismatch": gettext_lazy("The NVIDIA driver and its library differ in version."),
     "lost": gettext_lazy("The card has fallen off the bus."),
+    "bad_event": gettext_lazy("The agent sent an event that can't be read; it was dropped."),
+    "event_flood": gettext_lazy("The agent sent far more events than a machine has; they were counted and dropped."),
+    "implausible": gettext_lazy("The agent told of hardware that can't be; that part was not believed."),
+    "foreign_rank": gettext_lazy("This node's credential was used for a job of another node; that was refused."),
+    "session_unproven": gettext_lazy("An agent that can't show it is the one of before speaks for this node now."),
+    "second_session": gettext_lazy("A second agent tried to speak for this node while the first one was at work; it was refused."),
+    "old_credential": gettext_lazy("Somebody used a credential of this node that was replaced long ago; it was refused."),
 }
 #: Of an event: tone and icon.
 LOOKS = {
@@ -37,6 +44,9 @@ LOOKS = {
     "cooling": ("warn", "flame"),
     "responsive": ("ok", "check"),
     "throttle": ("warn", "flame"),
+    "foreign_rank": ("bad", "octagon"),
+    "second_session": ("bad", "octagon"),
+    "old_credential": ("bad", "octagon"),
 }
 LINKS = {
     "nvlink": gettext_lazy("NVLink"),
@@ -66,7 +76,8 @@ def event_kind_text(kind: str, data: Mapping[str, Any]) -> str:
         values = {"user": data.get("user") or "?", "command": data.get("command") or "?", "mib": data.get("used_mib", "?")}
         return _("%(command)s of %(user)s uses %(mib)s MiB of it and belongs to no job.") % values
     text = EVENTS.get(kind)
-    return str(text) if text is not None else kind
+    problem = data.get("problem") if kind in ("bad_event", "implausible") else None
+    return (str(text) if text is not None else kind) + (f" ({problem})" if isinstance(problem, str) else "")
 
 
 def event_look(kind: str) -> tuple[str, str]:

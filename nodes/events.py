@@ -7,11 +7,15 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from agent.protocol import AgentEvent, SyncRequest
-from nodes import care
+from django.db import DataError, transaction
+
+from agent.protocol import BAD_EVENT, AgentEvent, SyncRequest
+from nodes import care, telemetry
+from nodes.doubts import SESSION as OURS
+from nodes.doubts import doubt
 from nodes.health import BURST_S, Rule, Seen, Verdict, judge_kind, judge_xid
 from nodes.health_models import XidPolicy
 from nodes.incidents import KERNEL_CHARS, KERNEL_LINES, kernel_add
@@ -24,6 +28,10 @@ EVENT_DATA_MAX = 16 * 1024
 BIG = 2**63 - 1
 PAST = timedelta(days=1)
 PAST_MOST = 500
+#: So many events of a node are kept in an hour. Agents send far fewer; more are acknowledged and counted, and not kept.
+HOUR_MOST = 2000
+#: An event that waited longer than this for its sync is one of now.
+AGE_MOST_S = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class Holder:
     rank: str
     job: int
     owner: int
+    epoch: int = 0
 
 
 #: Card ids → who holds each now. One query.
@@ -44,14 +53,19 @@ def events_take(*, node: Node, sync: SyncRequest, now: datetime, holders: Holder
 
     The cards' rows are locked first: of two requests with the same events one sees what the other wrote.
     """
-    events = sorted((event for event in sync.events if 0 <= event.eid <= BIG), key=lambda event: event.eid)
+    # 1. What can be taken: an event that can't be read is one for the staff, and a flood is counted only.
+    events, dropped = _kept(node, sync)
+    for code, found in dropped.items():
+        doubt(node.pk, code, now=now, data=found[0].data if code == BAD_EVENT else {"events": len(found)}, times=len(found))
     if not events:
         return False
+    # 2. The cards, what is known of them, and who is on them.
     uuids = {event.gpu for event in events if event.gpu and NAME.fullmatch(event.gpu)}
     cards = {gpu.uuid: gpu for gpu in Gpu.objects.select_for_update().filter(node=node, uuid__in=uuids).order_by("pk")} if uuids else {}
     known = set(HealthEvent.objects.filter(node=node, eid__in=[event.eid for event in events]).values_list("session", "eid"))
     history = _History([gpu.pk for gpu in cards.values()], now) if any(event.kind == "xid" for event in events) else None
     held = holders([gpu.pk for gpu in cards.values()]) if holders and cards else {}
+    # 3. Each by itself: one that we stumble over is dropped alone, and the others are taken.
     plain: list[HealthEvent] = []
     has_changed = False
     for event in events:
@@ -60,33 +74,69 @@ def events_take(*, node: Node, sync: SyncRequest, now: datetime, holders: Holder
             continue
         known.add((session, event.eid))
         gpu = cards.get(event.gpu or "")
-        if event.kind == "kernel_log":
-            # Evidence, no event: it goes where the fault is looked into, and a repeat changes nothing.
-            if gpu is not None:
-                kernel_add(gpu=gpu, lines=_lines(event.data.get("lines")))
-            continue
-        row = HealthEvent(
-            node=node,
-            gpu=gpu,
-            session=session,
-            eid=event.eid,
-            kind=text_clean(event.kind)[:40],
-            data=_event_data(event),
-            at=_event_at(event, now),
-        )
-        xid = event.data.get("xid")
-        if gpu is None or not (event.kind != "xid" or (isinstance(xid, int) and 0 <= xid < 2**31)):
-            plain.append(row)
-        elif event.kind == "xid" and history is not None:
-            has_changed |= _xid_take(row, gpu, int(xid), history, held.get(gpu.pk, ()), now=now)
-        else:
-            plain.append(row)
-            verdict = judge_kind(row.kind, care.card_of(gpu))
-            if verdict is not None:
-                has_changed |= care.verdict_apply(gpu=gpu, verdict=verdict, now=now)
+        try:
+            with transaction.atomic():  # what was written for it before the fault must not stay
+                row = HealthEvent(
+                    node=node,
+                    gpu=gpu,
+                    session=session,
+                    eid=event.eid,
+                    kind=text_clean(event.kind)[:40],
+                    data=_event_data(event),
+                    at=_event_at(event, sync, now),
+                )
+                has_changed |= _take(event, row, gpu, plain, history, held, now=now)
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, DataError) as error:
+            log.exception("node %s: event %s (%s) can't be taken", node.name, event.eid, event.kind[:40])
+            doubt(node.pk, BAD_EVENT, now=now, data={"problem": f"{type(error).__name__} in an event of the kind {event.kind[:40]}"})
     # (node, session, eid) is unique: what another request wrote meanwhile is dropped.
     HealthEvent.objects.bulk_create(plain, ignore_conflicts=True)
     return has_changed
+
+
+def _kept(node: Node, sync: SyncRequest) -> tuple[list[AgentEvent], dict[str, list[AgentEvent]]]:
+    """The events to take, by number, and those that are dropped, by why. One round trip."""
+    dropped: dict[str, list[AgentEvent]] = defaultdict(list)
+    found = []
+    for event in sync.events:
+        is_named = 0 <= event.eid <= BIG and not (event.session or "").startswith(OURS)
+        is_read = event.kind != BAD_EVENT and is_named and (event.kind != "xid" or _is_xid(event.data.get("xid")))
+        if not is_read and event.kind != BAD_EVENT:
+            problem = f"an event of the kind {event.kind[:40]} has a number or a session that can't be"
+            event = AgentEvent(eid=-1, kind=BAD_EVENT, data={"problem": problem})
+        (found if is_read else dropped[BAD_EVENT]).append(event)
+    room = HOUR_MOST - telemetry.events_counted(node.pk, len(found)) if found else 0
+    if room < 0:
+        keep = max(0, len(found) + room)
+        found, dropped["event_flood"] = found[:keep], found[keep:]
+    return sorted(found, key=lambda event: event.eid), dropped
+
+
+def _take(
+    event: AgentEvent,
+    row: HealthEvent,
+    gpu: Gpu | None,
+    plain: list[HealthEvent],
+    history: _History | None,
+    held: Mapping[int, Sequence[Holder]],
+    *,
+    now: datetime,
+) -> bool:
+    """One event: its row, and what it means for its card. True if a card's state changed or a job has to fail."""
+    if event.kind == "kernel_log":
+        # Evidence, no event: it goes where the fault is looked into, and a repeat changes nothing.
+        if gpu is not None:
+            kernel_add(gpu=gpu, lines=_lines(event.data.get("lines")))
+        return False
+    if gpu is not None and event.kind == "xid" and history is not None:
+        return _xid_take(row, gpu, int(event.data["xid"]), history, held.get(gpu.pk, ()), now=now)
+    plain.append(row)
+    verdict = judge_kind(row.kind, care.card_of(gpu)) if gpu is not None else None
+    return gpu is not None and verdict is not None and care.verdict_apply(gpu=gpu, verdict=verdict, now=now)
+
+
+def _is_xid(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 class _History:
@@ -97,7 +147,8 @@ class _History:
         self._rows: dict[int, list[HealthEvent]] = defaultdict(list)
         rows = HealthEvent.objects.filter(gpu__in=gpus, kind="xid", at__gte=now - PAST).order_by("-at", "-pk")[:PAST_MOST]
         for row in rows:
-            if row.gpu_id is not None:
+            # Rows without a number may be there from before such events were refused.
+            if row.gpu_id is not None and _is_xid(row.data.get("xid")):
                 self._rows[row.gpu_id].append(row)
 
     def burst(self, gpu: int, xid: int, at: datetime) -> HealthEvent | None:
@@ -138,9 +189,11 @@ def _xid_take(row: HealthEvent, gpu: Gpu, xid: int, history: _History, holders: 
         HealthEvent.objects.filter(pk=burst.pk).update(data=burst.data)
         return False
     culprit = _culprit(row.data.get("rank"), holders)
-    whose = {} if culprit is None else {"job": culprit.job, "owner": culprit.owner}
+    # Of a rank that the agent named itself, the epoch says which attempt it was, whatever the clocks say.
+    named = {} if not isinstance(row.data.get("rank"), str) or culprit is None else {"epoch": culprit.epoch}
+    whose = {} if culprit is None else {"job": culprit.job, "owner": culprit.owner, **named}
     # Who it was is ours to say, never the agent's.
-    row.data = {**{k: v for k, v in row.data.items() if k not in ("job", "owner", "last_at")}, **whose, "count": times}
+    row.data = {**{k: v for k, v in row.data.items() if k not in ("job", "owner", "epoch", "last_at")}, **whose, "count": times}
     rule = history.rule(xid)
     verdict = judge_xid(rule, _seen(row), care.card_of(gpu), history.seen(gpu.pk))
     if verdict.fails_job and culprit is not None:
@@ -192,8 +245,11 @@ def _event_data(event: AgentEvent) -> dict[str, Any]:
     return data if length <= EVENT_DATA_MAX else {"too_long": length} | ({"xid": event.data["xid"]} if "xid" in event.data else {})
 
 
-def _event_at(event: AgentEvent, now: datetime) -> datetime:
-    """The node's own time of the event, unless it can't be: a week old, or later than now."""
-    if event.at is None or not now.timestamp() - 7 * 86400 <= event.at <= now.timestamp():
-        return now
-    return datetime.fromtimestamp(event.at, UTC)
+def _event_at(event: AgentEvent, sync: SyncRequest, now: datetime) -> datetime:
+    """When it was, by our clock: as long before now as the node's clock counted from the event to its sync.
+
+    No time of the node is compared with one of ours, so a clock that is wrong moves nothing. An agent that does not tell when it
+    sent means now.
+    """
+    age = sync.sent_at - event.at if sync.sent_at is not None and event.at is not None else 0.0
+    return now - timedelta(seconds=age) if 0 <= age <= AGE_MOST_S else now

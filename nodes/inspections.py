@@ -88,7 +88,7 @@ def doctor_findings(text: str) -> list[Finding]:
     try:
         checks = json.loads(text)["checks"]
         found = [_check(check) for check in checks[:FINDINGS_MOST] if isinstance(check, dict) and check.get("level") in LEVELS]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return [{"level": "warn", "code": "doctor_silent", "params": {"text": text_clean(text)[:TEXT_MOST]}}]
     return found
 

@@ -12,8 +12,9 @@ from rest_framework import serializers
 
 from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.pool import gpu_use
+from nodes.telemetry import Latest
 from nodes.topology import links_json
-from nodes.wording import advice_text, cordon_text
+from nodes.wording import advice_text, cordon_text, node_advice
 
 
 def uuid_short(uuid: str) -> str:
@@ -83,12 +84,13 @@ def node_json(
     latest: Mapping[int, Mapping[str, Any]],
     health: Mapping[int, Mapping[str, Any]] | None = None,
     links: Sequence[GpuLink] = (),
+    told: Latest | None = None,
 ) -> dict[str, Any]:
-    """``latest`` and ``health``: card id → status, → slow facts; ``links`` with both cards loaded.
+    """``latest`` and ``health``: card id → status, → slow facts; ``links`` with both cards loaded; ``told``: by its last sync.
 
     load_pct is the mean GPU utilisation of the cards that tell it.
     """
-    told = [status["util_pct"] for gpu in gpus if (status := latest.get(gpu.pk)) and status.get("util_pct") is not None]
+    loads = [status["util_pct"] for gpu in gpus if (status := latest.get(gpu.pk)) and status.get("util_pct") is not None]
     return {
         "name": node.name,
         "state": node.state,
@@ -111,8 +113,8 @@ def node_json(
         "metrics_only": node.is_metrics_only,
         "labels": dict(sorted(node.labels.items())),
         "last_seen_at": _iso(node.last_seen_at),
-        "advice": [{"code": str(code), "text": advice_text(str(code))} for code in node.advice],
-        "load_pct": round(sum(told) / len(told)) if told else None,
+        "advice": [{"code": code, "text": advice_text(code)} for code in node_advice(node.advice, told)],
+        "load_pct": round(sum(loads) / len(loads)) if loads else None,
         "gpus": [gpu_json(gpu, latest.get(gpu.pk), (health or {}).get(gpu.pk)) for gpu in gpus],
         "links": links_json(links),
     }

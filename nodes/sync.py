@@ -21,7 +21,7 @@ from typing import Any
 from django.db import transaction
 
 from agent.protocol import PROTO, Command, CommandResult, SyncRequest
-from nodes import care, live, telemetry
+from nodes import care, doubts, live, telemetry
 from nodes.events import BIG, Holders, events_take
 from nodes.inspections import inspection_results
 from nodes.inventory import inventory_apply, inventory_sha256
@@ -77,7 +77,8 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
     """
     if sync.proto != PROTO:
         return NodeSync(accepted=False, refusal="unsupported_proto", state=node.state)
-    if not all(NAME.fullmatch(name) and len(name) <= 40 for name in (sync.session, sync.boot_id)) or abs(sync.seq) > BIG:
+    is_named = all(NAME.fullmatch(name) and len(name) <= 40 for name in (sync.session, sync.boot_id))
+    if not is_named or sync.session.startswith(doubts.SESSION) or abs(sync.seq) > BIG:
         return NodeSync(accepted=False, refusal="bad_session", state=node.state)
 
     # 1. Whose session is it? A sync of the current one that isn't newer than the last changes nothing.
@@ -125,6 +126,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
         host=sync.host,
         processes=sync.processes,
         health=sync.health,
+        skew_s=None if sync.sent_at is None else now.timestamp() - sync.sent_at,
     )
     return NodeSync(
         accepted=True,

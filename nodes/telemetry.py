@@ -4,7 +4,7 @@ Keys, all of ``settings.LIVE_REDIS_URL``:
   nebula:seen          hash  node id → "<unix time> <session> <seq>": the last sync that was accepted
   nebula:watch         hash  checked_at, epoch: when liveness was checked last, and since when it has been watching
   nebula:health:<node> hash  card UUID → JSON of its slow facts with told_at, gone after 15 min
-  nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}, "host": {…} or absent}, gone after 60 s
+  nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}, "host": {…}, "skew_s": …; both may be absent}, gone after 60 s
   nebula:procs:<node>  JSON  {"at": unix time, "processes": [{uuid, pid, …}]}: the last list of processes on its cards, gone after 120 s
 
 The card statuses of a node are one value under the node's own key: a node can't overwrite another's, whatever UUIDs it
@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -43,6 +44,8 @@ HEALTH_TTL_S = 900  # they come every five minutes at least
 PROCESSES_TTL_S = 120
 #: More processes on the cards of one node are not kept: it is no list that anybody reads.
 PROCESSES_MAX = 512
+#: A node whose clock differs by so much from ours is told of: times in its own logs would mislead.
+SKEW_S = 30.0
 #: A status older than this is shown as stale: three missed syncs.
 STALE_AFTER_S = 15
 #: After a failure Redis is left alone for so long, so that an absent Redis costs a request nothing.
@@ -82,6 +85,11 @@ class Latest:
     at: float
     gpus: Mapping[str, Mapping[str, Any]]
     host: Mapping[str, Any] | None = None
+    skew_s: float | None = None  # how far the node's clock is behind ours; negative: ahead
+
+    @property
+    def is_skewed(self) -> bool:
+        return self.skew_s is not None and abs(self.skew_s) >= SKEW_S
 
 
 def client() -> redis.Redis | None:
@@ -164,15 +172,18 @@ def sync_store(
     host: HostStatus | None = None,
     processes: Sequence[GpuProcess] | None = None,
     health: Sequence[GpuHealth] = (),
+    skew_s: float | None = None,
 ) -> None:
     """Keep that the node was heard of at ``at`` (Unix time) and what it is like; ``processes`` None = not listed this time,
-    ``health``: the slow facts of the cards where they are told this time.
+    ``health``: the slow facts of the cards where they are told this time, ``skew_s``: how far the node's clock is behind ours.
 
     One round trip, no SQL.
     """
     document: dict[str, Any] = {"at": at, "gpus": {status.uuid: _status_json(status) for status in statuses}}
     if host is not None:
         document["host"] = host.to_json()
+    if skew_s is not None and math.isfinite(skew_s):
+        document["skew_s"] = round(skew_s, 1)
 
     def write(c: redis.Redis) -> None:
         pipe = c.pipeline(transaction=False)
@@ -188,6 +199,19 @@ def sync_store(
         pipe.execute()
 
     ask(write, None)
+
+
+def events_counted(node_id: int, events: int) -> int:
+    """How many events this node has told in this hour, these included; these alone while Redis is away. One round trip."""
+    key = f"nebula:events:{node_id}:{int(time.time()) // 3600}"
+
+    def count(c: redis.Redis) -> int:
+        pipe = c.pipeline(transaction=False)
+        pipe.incrby(key, events)
+        pipe.expire(key, 3600)
+        return int(pipe.execute()[0])
+
+    return ask(count, events)
 
 
 def node_forget(node_id: int) -> None:
@@ -246,7 +270,13 @@ def nodes_latest(node_ids: Iterable[int]) -> dict[int, Latest]:
     found: dict[int, Latest] = {}
     for pk, document in _documents(node_ids, _gpus_key).items():
         try:
-            found[pk] = Latest(at=float(document["at"]), gpus=dict(document["gpus"]), host=document.get("host"))
+            skew = document.get("skew_s")
+            found[pk] = Latest(
+                at=float(document["at"]),
+                gpus=dict(document["gpus"]),
+                host=document.get("host"),
+                skew_s=None if skew is None else float(skew),
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # another version wrote it; the next sync replaces it
     return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.utils.translation import gettext_lazy
+
+from nodes.telemetry import Latest
 
 ADVICE = {
     "running_as_root": gettext_lazy(
@@ -61,6 +63,12 @@ def advice_text(code: str) -> str:
     """The advice in the reader's language; an unknown code is returned as it is."""
     text = ADVICE.get(code)
     return str(text) if text is not None else code
+
+
+def node_advice(told: Iterable[Any], latest: Latest | None) -> list[str]:
+    """The codes of a node's advice: what its agent ``told`` of it, and what is seen from here."""
+    found = [str(code) for code in told]
+    return [*found, "clock_skew"] if latest is not None and latest.is_skewed and "clock_skew" not in found else found
 
 
 def cordon_text(reason: str) -> str:

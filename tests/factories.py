@@ -86,7 +86,8 @@ def xid_rules_ship() -> None:
 
 def alert_rules_ship() -> None:
     """The same of the alert rules."""
-    importlib.import_module("nodes.migrations.0008_alert_rules").rules_ship(apps, None)
+    for name in ("0008_alert_rules", "0011_alert_rules_of_trust"):
+        importlib.import_module(f"nodes.migrations.{name}").rules_ship(apps, None)
 
 
 def job_make(owner: User | None = None, *, state: str = JobState.WAITING, **fields: Any) -> Job:

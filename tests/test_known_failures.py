@@ -246,6 +246,21 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "agent/test_logs.py": ("test_a_rank_whose_chunk_is_still_at_work_waits_for_as_long_as_it_is_told_and_the_others_do_not",),
         },
     ),
+    "F7": (
+        "one event that can't be read keeps a node out for ever",
+        {
+            "agent/test_protocol.py": (
+                "test_a_bad_event_stands_under_its_number_and_the_others_are_read",
+                "test_no_event_refuses_a_sync",
+                "test_of_many_events_the_one_that_is_not_understood_is_found_and_given_up",
+            ),
+            "nodes/test_sync.py": (
+                "test_an_event_that_can_not_be_is_acknowledged_counted_and_dropped_alone",
+                "test_a_row_of_before_without_a_number_spoils_no_later_xid",
+            ),
+            "jobs/test_agent_api.py": ("test_an_event_that_can_not_be_read_keeps_no_node_out",),
+        },
+    ),
     "F18": (
         "jobs are as protected from the OOM killer as the agent",
         {
@@ -262,6 +277,17 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_what_it_started_it_knows_though_there_is_no_room_to_say_so",
                 "test_a_process_that_can_not_be_watched_is_ended",
             ),
+        },
+    ),
+    "F25": (
+        "a node's clock that is wrong lets a faulty job run on",
+        {
+            "jobs/test_faults.py": (
+                "test_a_31_stops_its_job_whatever_the_nodes_clock_says",
+                "test_a_31_of_an_earlier_attempt_stops_no_later_one",
+            ),
+            "nodes/test_sync.py": ("test_when_an_event_was_is_counted_by_one_clock", "test_a_clock_that_is_wrong_is_told"),
+            "nodes/test_alerts.py": ("test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts",),
         },
     ),
 }

@@ -33,8 +33,9 @@ def card_holders(gpu_ids: Iterable[int]) -> Mapping[int, Sequence[Holder]]:
     """Card → the ranks that hold it and are not over, oldest first. One query."""
     found: dict[int, list[Holder]] = defaultdict(list)
     rows = Slice.objects.filter(gpu__in=list(gpu_ids), state__in=SLICE_LIVE).exclude(rank__observed__in=RANK_FINAL).order_by("pk")
-    for gpu, key, job, owner in rows.values_list("gpu_id", "rank__key", "rank__attempt__job_id", "rank__attempt__job__owner_id"):
-        found[gpu].append(Holder(rank=key, job=job, owner=owner))
+    of = "rank__attempt__job"
+    for gpu, key, job, owner, epoch in rows.values_list("gpu_id", "rank__key", f"{of}_id", f"{of}__owner_id", "rank__attempt__epoch"):
+        found[gpu].append(Holder(rank=key, job=job, owner=owner, epoch=epoch))
     return found
 
 
@@ -76,7 +77,10 @@ def _fail(*, now: datetime, node: Node | None) -> list[int]:
             "xid": event.data.get("xid"),
             "cause": "program",
         }
-        attempt = Attempt.objects.filter(job=event.fails_job, ended_at__isnull=True, created_at__lte=event.at).first()
+        running = Attempt.objects.filter(job=event.fails_job, ended_at__isnull=True)
+        # The agent named the rank: its epoch says which attempt it was. Else it is the one that had begun by then.
+        epoch = event.data.get("epoch")
+        attempt = (running.filter(epoch=epoch) if isinstance(epoch, int) else running.filter(created_at__lte=event.at)).first()
         if event.fails_job is not None and attempt is not None and _stop(event.fails_job, attempt.pk, params):
             failed.append(event.fails_job)
         HealthEvent.objects.filter(pk=event.pk).update(fails_job=None)

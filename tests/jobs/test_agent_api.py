@@ -130,7 +130,6 @@ def _with(**fields: Any) -> dict[str, Any]:
         *({"observed": [{"rank": key, "epoch": 1, "state": "RUNNING"}]} for key in ("1.1", "../x.1.0", "-1.1.0", "\u0663.1.0", "")),
         {"gpus": [{"uuid": "GPU-1", "util_pct": 10**400}]},
         {"gpus": [{"uuid": "GPU-1", "used_mib": -(2**63)}]},
-        {"events": [{"eid": 1, "kind": "xid", "at": 10**400}]},
         _with(started_at=10**400),
         _with(final_log_offset=2**63),
     ],
@@ -140,6 +139,17 @@ def test_a_sync_with_what_is_no_rank_and_no_number_is_a_400(agents: list[AgentCl
     body = {"session": mine.session, "boot_id": mine.boot_id, "seq": 1, **more}
     answer = mine.http.post("/api/agent/v1/sync", data=json.dumps(body), content_type="application/json")
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid")
+
+
+@pytest.mark.parametrize(
+    "bad", ['{"eid": 1, "kind": "xid", "at": 1e400}', '{"eid": 1, "kind": "x", "data": {"a": DEEP}}', '{"eid": 1, "at": LONG}']
+)
+def test_an_event_that_can_not_be_read_keeps_no_node_out(agents: list[AgentClient], bad: str) -> None:
+    mine = agents[0]
+    bad = bad.replace("DEEP", "[" * 900 + "]" * 900).replace("LONG", "1" + "0" * 5000)
+    body = f'{{"session": "{mine.session}", "boot_id": "{mine.boot_id}", "seq": 1, "events": [{bad}, {{"eid": 2, "kind": "lost"}}]}}'
+    answer = mine.http.post("/api/agent/v1/sync", data=body, content_type="application/json")
+    assert (answer.status_code, answer.json()["ack_eids"]) == (200, [1, 2])
 
 
 def test_what_ran_is_never_called_a_failed_start(agents: list[AgentClient]) -> None:

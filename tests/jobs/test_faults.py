@@ -33,7 +33,7 @@ class Wire(AgentClient):
         for _ in range(times):
             Wire.eid += 1
             events.append(AgentEvent(eid=Wire.eid, kind=kind, gpu=gpu.uuid, at=at, data=data))
-        status, orders = self.sync(*self.observed(), events=tuple(events))
+        status, orders = self.sync(*self.observed(), events=tuple(events), sent_at=timezone.now().timestamp())
         assert status == 200
         assert sorted(orders["ack_eids"]) == sorted(event.eid for event in events)
         gpu.refresh_from_db()
@@ -386,3 +386,25 @@ def test_what_the_kernel_wrote_around_a_fault_is_evidence_and_no_event(wire, gpu
     wire.throw(gpu, "kernel_log", lines="no list")
     assert Incident.objects.get().evidence["kernel"] == [lines[0], "NVRM: Xid (PCI:0000:3b:00): 79, fell\N{REPLACEMENT CHARACTER}"]
     assert list(HealthEvent.objects.values_list("kind", flat=True)) == ["xid"]
+
+
+# --- clocks that are wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skew_s", [-600.0, 600.0, 9e9])
+@pytest.mark.parametrize("is_told", [True, False], ids=["sent_at", "an older agent"])
+def test_a_31_stops_its_job_whatever_the_nodes_clock_says(wire, gpu, skew_s, is_told):
+    attempt = run_on(gpu)
+    clock = timezone.now().timestamp() + skew_s
+    event = AgentEvent(eid=1, kind="xid", gpu=gpu.uuid, at=clock, data={"xid": 31, "rank": f"{attempt.job_id}.1.0"})
+    wire.sync(*wire.observed(), events=(event,), sent_at=clock + 1 if is_told else None)
+    assert wants_of(attempt) == "STOP"
+
+
+def test_a_31_of_an_earlier_attempt_stops_no_later_one(wire, gpu):
+    attempt = run_on(gpu)
+    clock = timezone.now().timestamp()
+    named = AgentEvent(eid=1, kind="xid", gpu=gpu.uuid, at=clock - 60, data={"xid": 31, "rank": f"{attempt.job_id}.0.0"})
+    of_nobody = AgentEvent(eid=2, kind="xid", gpu=gpu.uuid, at=clock - 600, data={"xid": 31})
+    wire.sync(*wire.observed(), events=(named, of_nobody), sent_at=clock)
+    assert wants_of(attempt) == "RUN"

@@ -21,6 +21,7 @@ from nodes.alerts import (
     mute_create,
     mute_lift,
 )
+from nodes.doubts import doubt
 from nodes.errors import AlertRefused
 from nodes.models import Alert, AlertJob, AlertRule, Gpu, Node, NodeState
 from quotas.models import AuditEntry, Notice
@@ -404,7 +405,7 @@ def test_a_look_without_news_costs_few_statements_however_large_the_pool(lab: La
         node_make(f"m{n}", cards=4)
     with CaptureQueriesContext(connection) as many:
         lab.look()
-    assert len(one) == len(many) == 4
+    assert len(one) == len(many) == 5
 
 
 def test_old_alerts_go(lab: Lab) -> None:
@@ -418,3 +419,17 @@ def test_a_figure_just_past_its_limit_does_not_read_as_the_limit() -> None:
     params = {"limit": 90.0, "for_s": 300, "place": "node01 gpu0"}
     assert alert_sentence("memory_pct", 90.4, params).startswith("90.4% of the memory of node01 gpu0 is used (limit 90%")
     assert alert_sentence("memory_pct", 93.2, params).startswith("93% of the memory")
+
+
+def test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts(lab: Lab) -> None:
+    for turn in range(4):
+        lab.turn += 1
+        telemetry.sync_store(node_id=lab.node.pk, session="s", seq=1000 + turn, at=lab.now, statuses=[], skew_s=-45.0)
+        if turn == 1:
+            doubt(lab.node.pk, "second_session", now=lab.at())
+        alerts_tick(now=lab.now)
+    alerts = {row.metric: row for row in Alert.objects.filter(metric__in=("clock_skew_s", "node_doubted"))}
+    assert (alerts["clock_skew_s"].level, alerts["node_doubted"].level) == (1, 2)
+    assert "differs by 45" in row_sentence(alerts["clock_skew_s"])
+    lab.look(for_s=1200)
+    assert Alert.objects.get(pk=alerts["node_doubted"].pk).state == "RESOLVED"

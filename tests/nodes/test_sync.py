@@ -9,12 +9,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from agent.protocol import PROTO, AgentEvent, CommandResult
+from nodes import events
 from nodes.auth import node_authenticate
+from nodes.doubts import doubts_counted, nodes_doubted
 from nodes.models import AgentCommand, HealthEvent, Node, NodeState
 from nodes.services import command_create, node_ready, node_sync
 from nodes.sync import PAST_SESSIONS, RESULT_MAX
-from nodes.telemetry import gpus_latest
-from tests.factories import gpu_make, inventory, node_credential, node_header, node_make, sync_of
+from nodes.telemetry import gpus_latest, nodes_latest
+from nodes.wording import node_advice
+from tests.factories import gpu_make, inventory, node_credential, node_header, node_make, sync_of, xid_rules_ship
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
@@ -219,36 +222,106 @@ def test_a_retired_nodes_credential_opens_nothing():
 def test_an_event_is_kept_once_and_all_are_acknowledged(no_redis):
     node = node_make()
     gpu = gpu_make(node)
-    at = NOW.timestamp() - 30
-    first = AgentEvent(eid=1, kind="xid", gpu=gpu.uuid, at=at, data={"xid": 79})
-    sync(node, 1, events=(first,))
+    first = AgentEvent(eid=1, kind="xid", gpu=gpu.uuid, at=5_000.0, data={"xid": 79})
+    sync(node, 1, events=(first,), sent_at=5_030.0)  # by the node's clock
     answer = sync(node, 2, events=(first, AgentEvent(eid=2, kind="throttle", gpu="GPU-of-another-node")))
     assert answer.ack_eids == (1, 2)
     assert list(HealthEvent.objects.order_by("eid").values_list("eid", "kind", "gpu", "at")) == [
-        (1, "xid", gpu.pk, datetime.fromtimestamp(at, UTC)),
+        (1, "xid", gpu.pk, NOW - timedelta(seconds=30)),
         (2, "throttle", None, NOW),
     ]
 
 
 def test_an_event_sent_again_by_a_restarted_agent_is_the_same_event(no_redis):
     node = node_make(session="old")
-    sync(node, 1, events=(AgentEvent(eid=1, kind="xid"),))
-    sync(node, 1, session="new", events=(AgentEvent(eid=1, kind="xid", session="old"), AgentEvent(eid=1, kind="xid")))
+    sync(node, 1, events=(AgentEvent(eid=1, kind="lost"),))
+    sync(node, 1, session="new", events=(AgentEvent(eid=1, kind="lost", session="old"), AgentEvent(eid=1, kind="lost")))
     assert list(HealthEvent.objects.order_by("id").values_list("session", "eid")) == [("old", 1), ("new", 1)]
 
 
-def test_an_event_of_the_future_or_without_end_does_no_harm(no_redis):
+@pytest.mark.parametrize(
+    ("at", "sent_at", "age_s"),
+    [
+        (None, None, 0),
+        (100.0, None, 0),  # an agent that doesn't tell when it sent: now
+        (100.0, 160.0, 60),
+        (9e18, 9e18 + 4096, 4096),  # a clock that is wrong is wrong on both sides
+        (160.0, 100.0, 0),  # after it was sent? then now
+        (0.0, 9e9, 0),  # older than a week: the clock was set in between
+    ],
+)
+def test_when_an_event_was_is_counted_by_one_clock(no_redis, at, sent_at, age_s):
     node = node_make()
+    sync(node, events=(AgentEvent(eid=1, kind="lost", at=at),), sent_at=sent_at)
+    assert HealthEvent.objects.get().at == NOW - timedelta(seconds=age_s)
+
+
+def test_an_event_that_can_not_be_is_acknowledged_counted_and_dropped_alone(no_redis):
+    node = node_make()
+    gpu = gpu_make(node)
     events = (
         AgentEvent(eid=1, kind="k" * 100, at=9e18, data={"text": "x" * 100_000}),
-        AgentEvent(eid=2**70, kind="xid"),
+        AgentEvent(eid=2**70, kind="lost"),
         AgentEvent(eid=3, kind="xid\x00", at=float("nan"), data={"\ud800": [float("inf"), "a\x00"]}, gpu="a\x00"),
+        AgentEvent(eid=4, kind="xid", gpu=gpu.uuid, data={"xid": float("nan")}),
+        AgentEvent(eid=5, kind="xid", gpu=gpu.uuid, data={"xid": True}),
+        AgentEvent(eid=6, kind="lost", session="doubt:second_session"),
+        AgentEvent(eid=7, kind="xid", gpu=gpu.uuid, data={"xid": 43}),
     )
-    assert sync(node, events=events).ack_eids == (1, 2**70, 3)
+    assert sync(node, events=events).ack_eids == (1, 2**70, 3, 4, 5, 6, 7)
     event = HealthEvent.objects.get(eid=1)
     assert (event.at, len(event.kind), list(event.data)) == (NOW, 40, ["too_long"])
     event = HealthEvent.objects.get(eid=3)
     assert (event.at, event.kind, event.data) == (NOW, "xid�", {"?": [None, "a�"], "uuid": "a�"})
+    assert HealthEvent.objects.get(eid=7).data["xid"] == 43
+    assert HealthEvent.objects.filter(kind="bad_event").count() == 1  # written down once, however many
+    assert HealthEvent.objects.count() == 4
+
+
+def test_a_row_of_before_without_a_number_spoils_no_later_xid(no_redis):
+    """Written by an older version, for an event with `xid: NaN`."""
+    xid_rules_ship()
+    node = node_make()
+    gpu = gpu_make(node)
+    HealthEvent.objects.create(node=node, gpu=gpu, session="s", eid=1, kind="xid", data={"xid": None}, at=NOW)
+    sync(node, events=(AgentEvent(eid=2, kind="xid", gpu=gpu.uuid, data={"xid": 79}),))
+    gpu.refresh_from_db()
+    assert gpu.state == "SUSPECT"
+
+
+def test_an_event_that_we_stumble_over_takes_no_other_with_it(no_redis, monkeypatch):
+    node = node_make()
+    gpu = gpu_make(node)
+    judge = events.judge_kind
+    monkeypatch.setattr(events, "judge_kind", lambda kind, card: judge(kind, card) if kind != "odd" else {}["odd"])
+    answer = sync(node, events=(AgentEvent(eid=1, kind="odd", gpu=gpu.uuid), AgentEvent(eid=2, kind="lost", gpu=gpu.uuid)))
+    gpu.refresh_from_db()
+    assert (answer.ack_eids, gpu.state) == ((1, 2), "ISOLATED")
+    assert "KeyError" in HealthEvent.objects.get(kind="bad_event").data["problem"]
+
+
+@pytest.mark.redis
+def test_a_flood_of_events_is_counted_and_not_kept(live_redis, monkeypatch):
+    monkeypatch.setattr(events, "HOUR_MOST", 5)
+    node = node_make()
+    answer = sync(node, 1, events=tuple(AgentEvent(eid=n, kind="lost") for n in range(8)))
+    assert len(answer.ack_eids) == 8
+    assert HealthEvent.objects.filter(kind="lost").count() == 5
+    sync(node, 2, events=tuple(AgentEvent(eid=n, kind="lost") for n in range(8, 10)))
+    assert HealthEvent.objects.filter(kind="lost").count() == 5
+    assert doubts_counted() == {(node.pk, "event_flood"): 5}
+    assert nodes_doubted([node.pk], now=NOW) == {node.pk: (1, "event_flood")}
+    assert nodes_doubted([node.pk], now=NOW + timedelta(hours=1)) == {}
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(("behind_s", "is_told"), [(600, True), (-600, True), (5, False), (None, False)])
+def test_a_clock_that_is_wrong_is_told(live_redis, behind_s, is_told):
+    node = node_make()
+    sync(node, sent_at=None if behind_s is None else NOW.timestamp() - behind_s)
+    latest = nodes_latest([node.pk])[node.pk]
+    assert latest.skew_s == behind_s
+    assert ("clock_skew" in node_advice(node.advice, latest)) is is_told
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
