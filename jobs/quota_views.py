@@ -21,6 +21,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from jobs.lifecycle import JobState
 from jobs.model_caps import room_read
 from jobs.models import Job
+from jobs.quota_missing import HELD_BY_QUOTA, jobs_held, missing_of
 from jobs.views import reader
 from nodes import formats
 from nodes.text import text_clean
@@ -29,6 +30,8 @@ from quotas.errors import BadValue, DomainError
 from quotas.links import BadLink, Opened, link_open
 from quotas.models import Membership, Project, Quota, QuotaRequest, User
 from quotas.requests import (
+    AMOUNT_MOST,
+    WHY_LEAST,
     approvers_of,
     grant_end,
     may_decide,
@@ -44,8 +47,6 @@ from quotas.selectors import quota_view_of
 from quotas.services import quota_for, quota_roll
 
 PAGE = 20
-#: Why a waiting job that a higher limit would let start waits.
-HELD_BY_QUOTA = ("quota_exceeded", "cards_exceeded", "model_cards_exceeded")
 WHAT = QuotaRequest.What
 
 
@@ -60,6 +61,11 @@ class Bar:
     what: str
     model: str = ""
     extra: int = 0
+
+    @property
+    def key(self) -> str:
+        """As a link to the form names it: ``gpu_hours``, ``model_cards:a100``."""
+        return f"{self.what}:{self.model}" if self.model else self.what
 
     @property
     def tone(self) -> str:
@@ -122,6 +128,8 @@ def _page(
     held = {asked: n for asked, n, _most in room.limits_of(user=user.pk, project=0)}
     requests = requests_visible_to(user).filter(Q(by=user) | Q(quota__user=user))
     bars = bars_of(mine, held=held)
+    held_jobs = jobs_held(user)
+    missing = missing_of(mine, held_jobs)
     led = set(Membership.objects.filter(user=user, role=Membership.Role.LEAD).values_list("project_id", flat=True))
     context = {
         "now": now,
@@ -136,23 +144,33 @@ def _page(
             (quota.project, bars_of(quota, held={a: n for a, n, _m in room.limits_of(user=0, project=quota.project_id or 0)}))
             for quota in of_projects
         ],
-        "held_jobs": list(
-            Job.objects.filter(owner=user, state=JobState.WAITING, held=False, wait_code__in=HELD_BY_QUOTA).order_by("pk")[:PAGE]
-        ),
+        "held_jobs": held_jobs[:PAGE],
+        "held_count": len(held_jobs),
         "page": Paginator(requests, PAGE).get_page(request.GET.get("page")),
         "to_decide": requests_to_decide(user).count(),
-        "can_ask": [bar for bar in bars if bar.limit is not None],
+        "can_ask": [(bar, missing.get(bar.key)) for bar in bars if bar.limit is not None],
         "can_ask_for": [
             (quota.project, [bar for bar in bars_of(quota, held={}) if bar.limit is not None])
             for quota in of_projects
             if quota.project_id in led
         ],
         "via": _via(user),
-        "form": form or {"what": request.GET.get("what", ""), "until": approvals.last_day(until_default(now)).isoformat()},
+        "form": form or _form_first(request, missing, now=now),
         "errors": errors or {},
+        "why_least": WHY_LEAST,
+        "amount_most": AMOUNT_MOST,
         "today": timezone.localtime(now, calendar.zone()).date().isoformat(),
     }
     return render(request, "quota/page.html", context, status=status)
+
+
+def _form_first(request: HttpRequest, missing: dict[str, int], *, now: datetime) -> dict[str, Any]:
+    """What the form begins with: the limit that the link names, else the first that holds something back, and how much is missing."""
+    what = request.GET.get("what", "") or next(iter(missing), "")
+    amount = request.GET.get("amount", "")
+    if not (amount.isascii() and amount.isdigit() and len(amount) < 8 and 1 <= int(amount) <= AMOUNT_MOST):
+        amount = str(missing.get(what, ""))
+    return {"what": what, "amount": amount, "until": approvals.last_day(until_default(now)).isoformat()}
 
 
 def _pace(quota: Quota, *, now: datetime) -> float | None:
@@ -185,8 +203,7 @@ def quota_ask(request: HttpRequest) -> HttpResponse:
     of_project, slash, rest = form["what"].rpartition("/")  # "nlp/gpu_hours": for the project's own limit
     what, _colon, model = rest.partition(":")
     try:
-        text = form["amount"].strip()
-        amount = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+        amount = approvals.amount_of(form["amount"])
         until = approvals.until_of(form["until"]) if form["until"].strip() else None
         name = of_project if slash else form["project"]
         project = Project.objects.filter(name=name, memberships__user=user).first() if name else None
@@ -265,7 +282,9 @@ def quota_approvals(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         act = request.POST.get("act", "")
         ids = [int(text) for text in request.POST.getlist("id") if text.isascii() and text.isdigit() and len(text) < 19]
-        if act in ("approve", "decline") and ids:
+        if act in ("approve", "decline") and not ids:
+            messages.warning(request, approvals.nothing_chosen_text())
+        elif act in ("approve", "decline"):
             decided = approvals.decide(user=user, ids=ids, act=act, values=request.POST, now=timezone.now())
             for text in decided.refused:
                 messages.error(request, text)

@@ -28,6 +28,7 @@ from jobs.lifecycle import JobState
 from jobs.models import Job
 from jobs.page_data import jobs_with_places
 from jobs.policy import policy_current
+from jobs.quota_missing import refused_query
 from jobs.scheduler.need import version_key
 from jobs.selectors import jobs_visible_to
 from jobs.shell_line import command_line
@@ -234,7 +235,7 @@ def _submit(request: HttpRequest, user: User) -> HttpResponse:
     except DomainError as error:
         still = instead if instead is not None and Job.objects.filter(pk=instead.pk, state=JobState.WAITING).exists() else None
         text = refusals.error_text(error.code, error.params)
-        more = {"ask_for": error.params.get("what", "gpu_hours")} if error.code == "quota_exceeded" else {}
+        more = {"ask_for": refused_query(error.params, form.request)} if error.code == "quota_exceeded" else {}
         return _page(request, form, status=error.http_status, trouble=text, key=key, instead=still, **more)
     return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from quotas import calendar
 from quotas.errors import BadValue, DomainError
 from quotas.models import QuotaRequest, User
-from quotas.requests import request_approve, request_decline, requests_to_decide
+from quotas.requests import AMOUNT_MOST, request_approve, request_decline, requests_to_decide
 
 SHOWN = 50
 NOTE_MOST = 500
@@ -30,6 +30,15 @@ def until_of(text: str) -> datetime:
         return datetime.combine(day + timedelta(days=1), time(), tzinfo=calendar.zone())
     except (ValueError, OverflowError) as error:
         raise BadValue("request_day", params={"field": "until", "value": text.strip()[:40]}) from error
+
+
+def amount_of(text: str) -> int:
+    """A whole number from 1 to the most that may be asked for. Raises BadValue, which quotes what was typed."""
+    typed = text.strip()
+    if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and 1 <= int(typed) <= AMOUNT_MOST):
+        code = "request_amount" if typed else "request_amount_empty"
+        raise BadValue(code, params={"field": "amount", "value": typed[:20], "most": AMOUNT_MOST})
+    return int(typed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,10 @@ class Decided:
     refused: tuple[str, ...]  # a sentence each
 
 
+def nothing_chosen_text() -> str:
+    return _("Nothing was chosen, so nothing was decided: tick at least one request first.")
+
+
 def decide(*, user: User, ids: Iterable[int], act: str, values: Mapping[str, Any], now: datetime) -> Decided:
     """``act``: approve | decline. ``values`` may have ``amount-ID`` and ``until-ID`` (a day) of each, and ``note`` for all.
 
@@ -98,9 +111,7 @@ def wanted_of(request: QuotaRequest, values: Mapping[str, Any]) -> dict[str, Any
     """``amount`` and ``until`` of the form, where they are not as asked. Raises BadValue."""
     found: dict[str, Any] = {}
     if text := str(values.get(f"amount-{request.pk}", "")).strip():
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise BadValue("request_amount", params={"field": "amount", "value": text[:20], "most": 1_000_000})
-        found["amount"] = int(text)
+        found["amount"] = amount_of(text)
     day = str(values.get(f"until-{request.pk}", "")).strip()
     if day and day != last_day(request.until).isoformat():
         found["until"] = until_of(day)

@@ -81,9 +81,13 @@ class BadValue(DomainError):
         "project_name_taken": gettext_noop("No free project name like {name}."),
         "request_what": gettext_noop("{value} can't be asked for; there are: {known}."),
         "request_amount": gettext_noop("{value} is no amount to ask for; it must be from 1 to {most}."),
+        "request_amount_empty": gettext_noop("Say how much more you ask for: a whole number from 1 to {most}."),
         "request_until": gettext_noop("{value} is no time to ask for: it must be in the future, at most {days} days from now."),
         "request_day": gettext_noop("{value} is no day; write it as 2026-07-31."),
-        "request_why": gettext_noop("The reason has {length} characters; write {least} to {most}: what runs, and what happens without it."),
+        "request_why": gettext_noop(
+            "The reason has {length} characters; write {least} to {most}: what runs, and what happens without it. "
+            "A Chinese one counts as two."
+        ),
         "request_project": gettext_noop("You are no member of a project {value}."),
         "request_lead_only": gettext_noop("Only a lead of {value} asks for more for the whole project."),
         "request_no_limit": gettext_noop("There is no such limit on you, so there is nothing to raise."),

@@ -70,7 +70,7 @@ class QuotaRequestAdmin(ReadOnlyAdmin):
 
     def _decide(self, request: HttpRequest, ids: list[int], act: str, values: Any) -> None:
         if not ids:
-            self.message_user(request, gettext("Nothing was chosen."), messages.WARNING)
+            self.message_user(request, approvals.nothing_chosen_text(), messages.WARNING)
             return
         decided = approvals.decide(user=cast(User, request.user), ids=ids, act=act, values=values, now=timezone.now())
         for text in decided.refused:

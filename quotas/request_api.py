@@ -60,11 +60,15 @@ class QuotaSchema(serializers.Serializer[Any]):
 class AskRequest(InputSerializer):
     what = serializers.ChoiceField(choices=QuotaRequest.What.values)
     amount = StrictInteger(min_value=1, max_value=asking.AMOUNT_MOST, help_text="How much more, on top of the limit.")
-    why = StrictChar(min_length=asking.WHY_LEAST, max_length=asking.WHY_MOST)
+    why = StrictChar(
+        max_length=asking.WHY_MOST, help_text=f"At least {asking.WHY_LEAST} characters; a wide one, as in Chinese, counts as two."
+    )
     model = StrictChar(
         max_length=60, required=False, default="", allow_blank=True, help_text="With model_cards: the model that is limited."
     )
-    until = serializers.DateTimeField(required=False, allow_null=True, default=None, help_text="Default: the month's end.")
+    until = serializers.DateTimeField(
+        required=False, allow_null=True, default=None, help_text="Default: this month's end; in its last week, the next month's."
+    )
     project = StrictChar(max_length=60, required=False, default="", allow_blank=True, help_text="Whose lead looks at it first.")
     of_project = StrictBoolean(required=False, default=False, help_text="For the project's own limit; its leads may ask.")
 

@@ -6,6 +6,7 @@ A step is a compare-and-swap on (state, nonce): of two people who decide at once
 from __future__ import annotations
 
 import secrets
+import unicodedata
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -24,6 +25,8 @@ AMOUNT_MOST = 1_000_000
 UNTIL_MOST_DAYS = 400
 WHY_LEAST, WHY_MOST = 10, 2000
 OPEN_MOST = 5
+#: A request that names no day asks for this month, or for the next one too where fewer days than this are left.
+DAYS_LEFT_LEAST = 7
 
 
 class NotOpen(DomainError):
@@ -43,8 +46,14 @@ class NotYours(DomainError):
 
 
 def until_default(now: datetime) -> datetime:
-    """The month's end: what a request asks for that names no time."""
-    return calendar.resets_at(now)
+    """What a request asks for that names no day: this month's end, or the next one's when fewer than ``DAYS_LEFT_LEAST`` days are left."""
+    end = calendar.resets_at(now)
+    return end if end - now >= timedelta(days=DAYS_LEFT_LEAST) else calendar.resets_at(end)
+
+
+def why_length(text: str) -> int:
+    """Characters of a reason. A wide one, as Chinese has them, counts as two: it says as much as two or more letters."""
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text.strip())
 
 
 def request_make(
@@ -59,7 +68,7 @@ def request_make(
     project: Project | None = None,
     of_project: bool = False,
 ) -> QuotaRequest:
-    """A request for ``amount`` more, on top of the limit, until ``until`` (None = the month's end).
+    """A request for ``amount`` more, on top of the limit, until ``until`` (None = ``until_default``).
 
     ``of_project``: for the quota of ``project``, which its leads may ask for; else for one's own, and ``project`` only says whose
     lead looks at it first. Raises BadValue (field in ``params["field"]``).
@@ -72,8 +81,9 @@ def request_make(
         raise BadValue("request_amount", params={"field": "amount", "value": amount, "most": AMOUNT_MOST})
     if not now < until <= now + timedelta(days=UNTIL_MOST_DAYS):
         raise BadValue("request_until", params={"field": "until", "value": until.isoformat(), "days": UNTIL_MOST_DAYS})
-    if not WHY_LEAST <= len(why) <= WHY_MOST:
-        raise BadValue("request_why", params={"field": "why", "length": len(why), "least": WHY_LEAST, "most": WHY_MOST})
+    if why_length(why) < WHY_LEAST or len(why) > WHY_MOST:
+        length = why_length(why) if len(why) <= WHY_MOST else len(why)
+        raise BadValue("request_why", params={"field": "why", "length": length, "least": WHY_LEAST, "most": WHY_MOST})
     mine = Membership.objects.filter(project=project, user=by, project__is_active=True) if project is not None else None
     if mine is not None and not mine.exists():
         raise BadValue("request_project", params={"field": "project", "value": project.name if project else ""})

@@ -290,6 +290,27 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "nodes/test_alerts.py": ("test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts",),
         },
     ),
+    "F36": (
+        "a link into the submit form fills in nothing",
+        {
+            "jobs/test_submit_links.py": (
+                "test_templates_name_only_what_the_form_takes",
+                "test_a_size_on_the_overview_opens_the_form_with_that_memory",
+            ),
+        },
+    ),
+    "F37": (
+        "the form that asks for more begins with useless values and hides its rules",
+        {
+            "jobs/test_quota_asking.py": (
+                "test_a_request_that_names_no_day_lasts_for_a_week_at_least",
+                "test_the_form_begins_with_what_holds_a_job_back",
+                "test_six_chinese_characters_are_reason_enough",
+                "test_the_least_length_of_the_reason_is_said_beforehand",
+                "test_a_wrong_amount_is_quoted_as_it_was_typed",
+            ),
+        },
+    ),
 }
 
 

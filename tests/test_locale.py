@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+from gettext import GNUTranslations
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,13 @@ def numbers_of(text: str) -> set[str]:
     return set(re.findall(r"%\((\w+)\)|(?<!%)\{(\w+)\}", text))
 
 
+def words_in(compiled: bytes) -> dict[object, str]:
+    """The pairs of a .mo file, without its header."""
+    found = dict(GNUTranslations(BytesIO(compiled))._catalog)  # type: ignore[attr-defined]
+    found.pop("", None)
+    return found
+
+
 @pytest.fixture(scope="module")
 def chinese() -> dict[str, str]:
     return po_read((LOCALE / "zh_Hans" / "LC_MESSAGES" / "django.po").read_text(encoding="utf-8"))
@@ -94,15 +103,13 @@ def test_a_translation_leaves_no_number_out(chinese: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-3])
 def test_the_compiled_catalogue_is_up_to_date(path: Path) -> None:
+    # What is read counts, not the bytes: msgfmt adds a table of hashes that tests.po leaves out.
     compiled = path.with_suffix(".mo")
     wanted = mo_bytes(po_read(path.read_text(encoding="utf-8")))
-    assert compiled.read_bytes() == wanted, f"{compiled} is old; run: python -m tests.po"
+    assert words_in(compiled.read_bytes()) == words_in(wanted), f"{compiled} is old; run: python -m tests.po"
 
 
 def test_the_compiler_writes_what_gettext_reads() -> None:
-    from gettext import GNUTranslations
-    from io import BytesIO
-
     text = 'msgid ""\nmsgstr "Plural-Forms: nplurals=1; plural=0;\\n"\n\n'
     text += 'msgid "a"\nmsgstr ""\n"x\\"y"\n\nmsgctxt "c"\nmsgid "a"\nmsgstr "z"\n\n'
     text += 'msgid "one"\nmsgid_plural "many"\nmsgstr[0] "n"\n'

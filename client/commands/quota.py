@@ -47,7 +47,11 @@ def quota_ask(
     why: Annotated[str | None, typer.Option("--why", metavar="TEXT", help=_("The reason; - reads standard input."))] = None,
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help=_("ISO time such as 2026-08-01T00:00:00Z; default: the month's end.")),
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help=_("ISO time such as 2026-08-01T00:00:00Z; default: this month's end, in its last week the next month's."),
+        ),
     ] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help=_("Whose lead looks at it first."))] = None,
     is_json: JsonFlag = False,

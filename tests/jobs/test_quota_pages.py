@@ -91,7 +91,7 @@ def test_from_the_refused_submit_to_the_grant_and_the_held_job_starts(lin: User,
     # 1. Refused: it says where to ask.
     refused = browser.post("/jobs/new/", {"command": "true", "gpu_mem": "4", "mem_unit": "G", "gpu_count": "1", "nodes": "1"})
     assert refused.status_code == 403
-    assert "/quota/?what=gpu_hours#ask" in refused.content.decode()
+    assert "/quota/?what=gpu_hours&amp;amount=24#ask" in refused.content.decode()  # a day, as nobody knows how long it runs
     assert "/quota/?what=gpu_hours#ask" in browser.get(f"/jobs/{job.pk}/").content.decode()
     # 2. Asked.
     wrong = browser.post("/quota/requests/new/", {"what": "gpu_hours", "amount": "ten", "why": WHY})
