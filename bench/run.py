@@ -53,6 +53,7 @@ def measure(*, is_short: bool) -> dict[str, float]:
     found |= {f"served_{name}": float(served[name]["least"]) for name in ("why_ms", "list_ms")}
     pool = part("bench.live.telemetry", "--rounds", "3")
     found |= {name: pool[name] for name in ("metrics_4k_cpu_ms", "samples_4k_cpu_ms")}
+    found |= part("bench.live.masking", "--rounds", "5")
     found |= fleet_measure(is_short=is_short)
     size = ["--latency", "60", "--jobs", "100", "--idle", "10", "--syncs", "100"] if is_short else []
     return found | part("bench.live.control", *size)

@@ -15,7 +15,8 @@ from jobs.models import Job, Rank
 from jobs.parsing import secret_split
 from nodes.models import AgentCommand, Node
 from quotas.masking import Masks
-from quotas.secrets import KeyMissing, masks_for, secret_values, secrets_find
+from quotas.secret_masks import masks_for
+from quotas.secrets import KeyMissing, secret_values, secrets_find
 
 log = logging.getLogger(__name__)
 

@@ -27,6 +27,8 @@ from jobs.policy import policy_current
 from jobs.requests import JobRequest
 from nodes.serializers import uuid_short
 from quotas.models import User
+from quotas.secret_masks import secrets_weigh
+from quotas.secrets import SecretRefused
 from quotas.selectors import projects_to_submit
 from quotas.serializers import InputSerializer, StrictBoolean, StrictChar, StrictInteger
 from quotas.services import project_personal
@@ -219,7 +221,7 @@ class SubmitRequest(InputSerializer):
         return attrs
 
     def job_request(self, user: User) -> JobRequest:
-        """Call after ``is_valid``. A query for the project, one for secrets. Raises ValidationError (project, priority, queue, qos)."""
+        """Call after ``is_valid``. A query for the project, two for secrets. Raises ValidationError (project, priority, queue, qos)."""
         data: dict[str, Any] = self.validated_data
         if data["priority"] > 0 and not user.acts_as_staff:
             raise _refuse("priority", "priority_staff")
@@ -242,9 +244,14 @@ class SubmitRequest(InputSerializer):
         if secrets:
             if user.confined_to is not None:  # a project's token gets at nobody's own
                 secrets = [text if text.startswith("project/") else f"project/{text}" for text in secrets]
-            missing = [ref.name for ref in refs_find(secrets, owner=user.pk, project=project.pk) if not ref.id]
+            refs = refs_find(secrets, owner=user.pk, project=project.pk)
+            missing = [ref.name for ref in refs if not ref.id]
             if missing:
                 raise _refuse("secrets", "secret_missing", name=missing[0], project=project.name)
+            try:
+                secrets_weigh({ref.id for ref in refs})
+            except SecretRefused as error:
+                raise serializers.ValidationError({"secrets": [error.message]}, code=error.code) from error
         return JobRequest(
             name=data.get("name") or parsing.name_from_argv(argv),
             argv=tuple(argv),

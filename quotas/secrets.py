@@ -26,12 +26,13 @@ from django.utils.translation import gettext_noop
 
 from quotas.audit import audit
 from quotas.errors import DomainError
-from quotas.masking import LEAST, Masks
+from quotas.masking import LEAST, lines_of
 from quotas.models import Membership, Project, Secret, User
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 VALUE_MOST = 32 * 1024  # as much as a variable of a job may have
 COUNT_MOST = 200  # a user's or a project's
+LINES_MOST = 2_000  # each is looked for in all that a job prints; a key file has some dozens
 KEY_FILE = "secrets-key"
 #: A value that was replaced stays at least so long, for jobs that got it a moment before.
 KEPT = timedelta(hours=1)
@@ -45,6 +46,16 @@ class SecretRefused(DomainError):
         "secret_name": gettext_noop("{name} is no name of a secret; use a letter, then up to 63 letters, digits, _ and -."),
         "secret_short": gettext_noop("The value has {length} characters; at least {least} are needed, or it could not be masked in logs."),
         "secret_long": gettext_noop("The value has {length} bytes; the most is {most}."),
+        "secret_lines": gettext_noop(
+            "The value has {lines} lines of {least} characters or more; the most is {most}, or it could not be masked in logs. "
+            "Set it in several secrets, or packed into one line such as base64."
+        ),
+        "secrets_lines": gettext_noop(
+            "The secrets of this job have {lines} lines together; at most {most} can be masked in what a job prints. Ask for fewer secrets."
+        ),
+        "secrets_bytes": gettext_noop(
+            "The secrets of this job have {size} bytes together; at most {most} can be masked in what a job prints. Ask for fewer secrets."
+        ),
         "secret_nul": gettext_noop("The value has a NUL character, which no program can be given."),
         "secrets_many": gettext_noop("There are {count} secrets already; the most is {most}. Delete one first."),
         "secret_project": gettext_noop("There is no project {project} whose secrets you may change: its leads may."),
@@ -106,7 +117,7 @@ def _seal(secret: Secret, value: str) -> str:
     return _box(_key_lines()).encrypt(body.encode()).decode()
 
 
-def _open(secret: Secret) -> str:
+def secret_open(secret: Secret) -> str:
     """Raises KeyMissing, also for a value that was moved here from another row."""
     try:
         mark, name, value = json.loads(_box(_key_lines()).decrypt(secret.sealed.encode()))
@@ -157,7 +168,7 @@ def _key_lock() -> Iterator[None]:
 def _seal_anew() -> int:
     count = 0
     for secret in Secret.objects.order_by("pk").iterator(chunk_size=200):
-        count += Secret.objects.filter(pk=secret.pk, sealed=secret.sealed).update(sealed=_seal(secret, _open(secret)))
+        count += Secret.objects.filter(pk=secret.pk, sealed=secret.sealed).update(sealed=_seal(secret, secret_open(secret)))
     return count
 
 
@@ -199,6 +210,8 @@ def secret_set(*, by: User, name: str, value: str, project: Project | None = Non
         raise SecretRefused("secret_short", params={"length": len(value.strip()), "least": LEAST})
     if size > VALUE_MOST:
         raise SecretRefused("secret_long", params={"length": size, "most": VALUE_MOST})
+    if (lines := lines_of(value)) > LINES_MOST:
+        raise SecretRefused("secret_lines", params={"lines": lines, "least": LEAST, "most": LINES_MOST})
     now = now or timezone.now()
     for is_last in (False, True):
         try:
@@ -257,13 +270,7 @@ def secret_values(ids: Iterable[int], *, now: datetime | None = None) -> dict[in
     rows = list(Secret.objects.filter(pk__in=set(ids)))
     if now is not None and rows:
         Secret.objects.filter(pk__in=[row.pk for row in rows]).update(used_at=now)
-    return {row.pk: _open(row) for row in rows}
-
-
-@lru_cache(maxsize=256)
-def masks_for(ids: tuple[int, ...]) -> Masks:
-    """What masks these secrets. Kept: a row never changes its value. One query at the first call. Raises KeyMissing."""
-    return Masks(_open(row) for row in Secret.objects.filter(pk__in=ids))
+    return {row.pk: secret_open(row) for row in rows}
 
 
 def secrets_purge(*, used: Collection[int], now: datetime) -> int:

@@ -19,7 +19,8 @@ from jobs.services.upkeep import secrets_prune
 from nodes.models import AgentCommand
 from nodes.services import command_create
 from quotas.models import Secret
-from quotas.secrets import masks_for, secret_delete, secret_set
+from quotas.secret_masks import masks_for
+from quotas.secrets import secret_delete, secret_set
 from tests.factories import node_make
 from tests.jobs.lab import Lab
 from tests.jobs.test_agent_api import AgentClient

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from quotas.masking import Masks
 from quotas.models import AuditEntry, Membership, Secret
+from quotas.secret_masks import masks_for, secrets_weigh
 from quotas.secrets import (
     KeyMissing,
     SecretRefused,
     keys_rotate,
-    masks_for,
     secret_delete,
     secret_set,
     secret_values,
@@ -213,6 +213,7 @@ def test_rotation_seals_everything_anew_and_the_second_one_drops_the_first_key(k
         ("hf", "  padded   ", "secret_short"),
         ("hf", "x" * 32_769, "secret_long"),
         ("hf", "nul\0inside it", "secret_nul"),
+        ("hf", "line 1234\n" * 2_001, "secret_lines"),
     ],
 )
 def test_what_can_not_be_given_or_masked_is_refused_in_words(key, name, value, code):
@@ -352,6 +353,42 @@ def test_a_job_names_secrets_and_one_that_is_nobodys_is_refused(key):
         status, error = api.post("/jobs/submit", {**body, "secrets": wrong})
         assert status == 400
         assert code in error["fields"]["secrets"][0]
+
+
+@db
+def test_more_secrets_than_can_be_masked_are_refused_at_submit_with_the_numbers(key, monkeypatch):
+    user = user_make()
+    for number in range(12):
+        secret_set(by=user, name=f"s{number}", value="\n".join(f"{number} {line:08d}" for line in range(1_900)))
+    body = {"argv": ["true"], "gpu_count": 0, "hold": True}
+    status, error = Api(user).post("/jobs/submit", {**body, "secrets": [f"s{number}" for number in range(12)]})
+    assert status == 400
+    assert "22800 lines" in error["fields"]["secrets"][0]
+    assert "20000" in error["fields"]["secrets"][0]
+    ids = sorted(Secret.objects.values_list("pk", flat=True))
+    secrets_weigh(ids[:10])
+    monkeypatch.setattr("quotas.secret_masks.BYTES_MOST", 1000)
+    with pytest.raises(SecretRefused) as refused:
+        secrets_weigh(ids[:10])
+    assert refused.value.code == "secrets_bytes"
+
+
+@db
+def test_values_that_became_too_many_after_the_submit_mask_everything(key, monkeypatch):
+    secret, _ = secret_set(by=user_make(), name="hf", value="line number 1\nline number 2\n")
+    monkeypatch.setattr("quotas.secret_masks.LINES_MOST", 1)
+    assert masks_for((secret.pk,)).text("any other text") == "*" * 14
+
+
+@db
+def test_what_masks_is_kept_up_to_a_size(key, monkeypatch):
+    user = user_make()
+    ids = [secret_set(by=user, name=f"s{number}", value=f"value number {number}")[0].pk for number in range(3)]
+    first = masks_for((ids[0],))
+    assert masks_for((ids[0],)) is first
+    monkeypatch.setattr("quotas.secret_masks.KEPT_MOST", first.weight + 1)
+    masks_for((ids[1],))
+    assert masks_for((ids[0],)) is not first
 
 
 @db
