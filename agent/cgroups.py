@@ -2,7 +2,8 @@
 
 ``layout_find`` looks once at what this machine lets us do (really doing it with a throw-away group) and says so;
 ``Layout.plan`` names the group of one rank as plain JSON, which the shim and every later agent read back. Our groups are
-``nebulagrid/<agent id>/<rank>`` below the agent's own place, so that two agents on one machine never meet.
+``nebulagrid/<agent id>/<rank>`` below the agent's own place. The id is unlike any other's (installation.py), so that two agents on
+one machine never meet; a group that is there already is somebody else's, and left alone.
 
     v2      one group; killed through cgroup.kill, or frozen and killed where the kernel has no cgroup.kill
     hybrid  the same, plus groups in the v1 memory and pids hierarchies for their counters
@@ -194,8 +195,8 @@ def layout_find(agent_id: str, *, force: str | None = None) -> Layout:
     Raises ValueError for an agent id that is no plain file name, OSError if the forced way does not work.
     """
     is_plain = all(c.isascii() and (c.isalnum() or c in "-_.") for c in agent_id)
-    if not is_plain or not 0 < len(agent_id) <= 64 or agent_id.startswith("."):
-        raise ValueError(f"The agent id {agent_id[:70]!r} must be 1 to 64 letters, digits, '-', '_' or '.'.")
+    if not is_plain or not 0 < len(agent_id) <= 120 or agent_id.startswith("."):
+        raise ValueError(f"The agent id {agent_id[:130]!r} must be 1 to 120 letters, digits, '-', '_' or '.'.")
     places = _own_places() if force != "none" else {}
     base = {name: f"{place}/{ROOT}/{agent_id}" for name, place in places.items()}
     if force in (None, "v2") and "" in base and _is_usable(base[""]):
@@ -240,6 +241,7 @@ class CgroupGroup:
         self._is_v2: bool = plan["kind"] == "v2"
         self._pids_max: int | None = plan.get("pids_max")
         self._memory_mib: int | None = plan.get("memory_mib")
+        self.is_made = False  # by this very object: only then is all that is in it surely ours
 
     def create(self) -> None:
         """Raises FileExistsError when the group is there already, else OSError."""
@@ -261,6 +263,7 @@ class CgroupGroup:
             for path in made:
                 _rmdir(path)
             raise
+        self.is_made = True
         self._limit("pids", "pids.max", self._pids_max)
         limit = None if self._memory_mib is None else self._memory_mib << 20
         self._limit("memory", "memory.max", limit)
@@ -359,6 +362,7 @@ class SessionGroup:
         self._mark: str = plan["mark"]
         self._shim: tuple[int, int] | None = None
         self._program: tuple[int, int] | None = None
+        self.is_made = True  # what it finds bears its mark
 
     def know(self, *, shim: tuple[int, int] | None = None, program: tuple[int, int] | None = None) -> None:
         """Pid and start time of the shim that forked the program, and of the program."""

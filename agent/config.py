@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent.http import Endpoint, EndpointError, endpoint_parse
+from agent.installation import name_is_plain
 
 if os.name == "nt":
     _BASE = Path(os.environ.get("PROGRAMDATA", "C:/ProgramData"), "nebulagrid")
@@ -41,6 +42,7 @@ _KEYS = (
     "ca_file",
     "pin_sha256",
     "agent_id",
+    "installation",
     "address",
     "power_feed_w",
     "mode",
@@ -64,7 +66,8 @@ class Config:
     name: str
     credential_file: Path
     data_dir: Path
-    agent_id: str  # names the agent's cgroups; two agents on one machine need two
+    agent_id: str
+    installation: str | None = None  # written by enrolment; None = an older one, whose agent makes its own (installation.py)
     backend: str = "auto"  # one of BACKENDS; of a running agent what auto came to: "nvml", "nvml+ascend", …
     scenario: Path | None = None
     cuda_visible: Literal["index", "uuid"] = "index"
@@ -135,6 +138,9 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     agent_id = values.get("agent_id") or f"node{node_id}"
     if len(agent_id) > 60 or agent_id.startswith((".", "-")) or not all(c.isascii() and (c.isalnum() or c in "-_.") for c in agent_id):
         raise ConfigError(f"agent_id is {agent_id[:70]!r}; it may hold at most 60 letters, digits, '-', '_' and '.'.")
+    installation = values.get("installation") or None
+    if installation is not None and not name_is_plain(installation):
+        raise ConfigError(f"installation is {installation[:50]!r}; it may hold at most 40 letters, digits, '-' and '_'.")
     base = path.parent
     return Config(
         path=path,
@@ -144,6 +150,7 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         credential_file=_path(values.get("credential_file"), base) or base / "agent.credential",
         data_dir=_path(values.get("data_dir"), base) or DEFAULT_DATA,
         agent_id=agent_id,
+        installation=installation,
         backend=values.get("backend", "auto"),
         scenario=_path(values.get("scenario"), base),
         cuda_visible=values.get("cuda_visible", "index"),

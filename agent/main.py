@@ -18,6 +18,7 @@ from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authori
 
 if TYPE_CHECKING:
     from agent.probe import Probe
+    from agent.protocol import EnrolAnswer
     from agent.ws import Listener
 
 log = logging.getLogger("nebula-agent")
@@ -64,7 +65,7 @@ def command_run(args: argparse.Namespace) -> int:
 
         # The zygote is started in here, before threads, the store and the hardware layer.
         try:
-            processes = RankProcesses(config.data_dir, config.agent_id)
+            processes = RankProcesses(config.data_dir, shared_name(config))
         except (OSError, ValueError) as error:
             raise Quit(f"Ranks cannot be kept in {config.data_dir}: {error}.") from error
         try:
@@ -73,6 +74,13 @@ def command_run(args: argparse.Namespace) -> int:
             processes.close()
     finally:
         os.close(lock)
+
+
+def shared_name(config: Config) -> str:
+    """What this agent calls its cgroups, and whatever else it shares with all programs of the machine."""
+    from agent.installation import name_of
+
+    return f"{config.installation or name_of(config.data_dir)}-{config.agent_id}"
 
 
 def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
@@ -305,14 +313,14 @@ def command_enroll(args: argparse.Namespace) -> int:
         node = EnrolAnswer.from_json(answer.json())
     except (ValueError, ProtocolError) as error:
         raise Quit(f"{endpoint.url} answered something that is no enrolment: {error}.", 1) from error
-    _enrolled(args, path, endpoint, values, node.node_id, node.name, node.credential)
+    _enrolled(args, path, endpoint, values, node)
     say(f"This node is {node.name} (id {node.node_id}). Start it with: nebula-agent run --config {path}")
     return 0
 
 
-def _enrolled(
-    args: argparse.Namespace, path: Path, endpoint: Endpoint, values: dict[str, Any], node_id: int, name: str, credential: str
-) -> None:
+def _enrolled(args: argparse.Namespace, path: Path, endpoint: Endpoint, values: dict[str, Any], node: EnrolAnswer) -> None:
+    from agent.installation import name_make
+
     credential_file = path.parent / "agent.credential"
     for key, value in (("ca_file", args.ca_file), ("data_dir", args.data_dir), ("scenario", args.scenario)):
         if value is not None:
@@ -320,8 +328,14 @@ def _enrolled(
     for key in ("pin_sha256", "backend", "mode"):
         if getattr(args, key) is not None:
             values[key] = getattr(args, key)
-    values.update(endpoint=endpoint.url, node_id=node_id, name=name, credential_file=str(credential_file.absolute()))
-    file_write_private(credential_file, credential + "\n")
+    values.update(
+        endpoint=endpoint.url,
+        node_id=node.node_id,
+        name=node.name,
+        credential_file=str(credential_file.absolute()),
+        installation=name_make(node.installation, values.get("installation")),
+    )
+    file_write_private(credential_file, node.credential + "\n")
     file_write_private(path, config_text(values))
 
 

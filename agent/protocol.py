@@ -497,6 +497,7 @@ class EnrolAnswer(Message):
     node_id: int
     name: str
     credential: str  # 256 bits, hex; the server keeps only its SHA-256
+    installation: str | None = None  # the control plane's own random name, part of what the agent calls its cgroups
 
 
 # --- logs -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def memory_folder(mounts: str = "/proc/mounts") -> str | None:
 
 
 def prefix_of(agent_id: str) -> str:
-    return f"nebula-{''.join(char if char in _SAFE or char == '.' else '-' for char in agent_id)[:80]}-"
+    return f"nebula-{''.join(char if char in _SAFE or char == '.' else '-' for char in agent_id)[:120]}-"
 
 
 def write(base: str, prefix: str, rank: str, refs: Iterable[SecretRef], values: Mapping[str, str]) -> str:

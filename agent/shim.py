@@ -118,8 +118,9 @@ class Shim:
         try:
             self._start_program()
         except launch.LaunchFailed as failure:
-            self.group.kill()
-            self.group.remove()
+            if self.group.is_made:
+                self.group.kill()
+                self.group.remove()
             secretdir.remove(self.order.get("secrets"))
             rankdir.file_write(".", rankdir.LAUNCH, {"kind": failure.kind, "text": failure.text}, durable=True)
             self.notify("failed")

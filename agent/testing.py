@@ -62,6 +62,7 @@ class FakeControlPlane:
 
     node_id: int = 7
     credential: str = "c" * 64
+    installation: str | None = "1f2e3d4c5b6a"
     next_in_s: float = 5.0
     forgets: bool = True  # say FORGET by itself once a rank has ended, its log is whole and its cards are decided
     log_cap: int | None = None
@@ -211,7 +212,8 @@ class FakeControlPlane:
         name = self.tokens.pop(request.token, None)
         if name is None:
             return 403, {"code": "token_refused", "message": "The token is not known, was used before, or has expired."}
-        return 201, EnrolAnswer(node_id=self.node_id, name=request.name or name, credential=self.credential).to_json()
+        answer = EnrolAnswer(node_id=self.node_id, name=request.name or name, credential=self.credential, installation=self.installation)
+        return 201, answer.to_json()
 
     def sync(self, request: SyncRequest, *, size: int = 0) -> tuple[int, dict[str, Any]]:
         if request.session not in self.sessions:

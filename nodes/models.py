@@ -106,6 +106,20 @@ class Node(models.Model):
         return self.state == NodeState.READY and not self.cordoned and not self.is_metrics_only
 
 
+class Installation(models.Model):
+    """This control plane: one row. ``code`` is part of what its agents call their cgroups, so that the nodes of two control planes
+    on one machine never meet; it stays the same for ever, over a backup, too."""
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1)
+    code = models.CharField(max_length=12)
+
+    class Meta:
+        constraints = (models.CheckConstraint(condition=Q(id=1), name="installation_only_one"),)
+
+    def __str__(self) -> str:
+        return self.code
+
+
 class EnrolToken(models.Model):
     """Lets one machine join once, for at most an hour."""
 

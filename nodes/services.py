@@ -23,7 +23,7 @@ from nodes.errors import EnrolRefused, NodeRefused
 from nodes.inventory import SILENT
 from nodes.labels import node_label
 from nodes.liveness import silent_nodes, watch_next
-from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
+from nodes.models import AgentCommand, EnrolToken, Gpu, Installation, Node, NodeState
 from nodes.sync import NodeSync, node_ready, node_sync
 from nodes.text import json_clean, text_clean
 from quotas.audit import audit
@@ -32,6 +32,7 @@ __all__ = [
     "NodeSync",
     "command_create",
     "enrol_token_create",
+    "installation_code",
     "last_seen_flush",
     "liveness_check",
     "node_cordon",
@@ -98,7 +99,12 @@ def node_enrol(*, request: EnrolRequest, now: datetime | None = None) -> EnrolAn
     audit(token.created_by, "node.enrolled", f"node {node.name}", {"hostname": text_clean(request.hostname)[:253]}, now=now)
     live.publish("pool", {"node": node.pk, "state": node.state})
     log.info("node %s enrolled as %s", node.pk, node.name)
-    return EnrolAnswer(node_id=node.pk, name=node.name, credential=credential)
+    return EnrolAnswer(node_id=node.pk, name=node.name, credential=credential, installation=installation_code())
+
+
+def installation_code() -> str:
+    """This control plane's own random name; made when it is first asked for."""
+    return Installation.objects.get_or_create(id=1, defaults={"code": secrets.token_hex(6)})[0].code
 
 
 def _node_reenrol(node: Node, *, credential: str, now: datetime) -> None:

@@ -268,6 +268,17 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "jobs/test_agent_api.py": ("test_an_event_that_can_not_be_read_keeps_no_node_out",),
         },
     ),
+    "F5": (
+        "agents of two control planes on one machine kill each other's jobs",
+        {
+            "agent/test_installation.py": (
+                "test_the_same_node_number_of_two_control_planes_on_one_machine_does_not_meet",
+                "test_a_group_that_is_there_already_is_somebody_elses_and_nothing_in_it_is_killed",
+                "test_what_an_older_agent_started_under_its_old_name_is_adopted_until_it_ends",
+            ),
+            "nodes/test_enrol.py": ("test_every_machine_is_told_this_control_planes_own_name",),
+        },
+    ),
     "F18": (
         "jobs are as protected from the OOM killer as the agent",
         {

@@ -109,7 +109,7 @@ while True:
     bomb.stdout.close()
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "x" * 65, "ä"])
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "x" * 121, "ä"])
 def test_an_agent_id_is_a_plain_name(name: str) -> None:
     with pytest.raises(ValueError, match="agent id"):
         cgroups.layout_find(name, force="none")

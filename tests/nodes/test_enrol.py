@@ -37,6 +37,14 @@ def test_a_machine_joins_and_its_credential_opens_its_node():
     assert (token.used_at, token.node, token.created_by) == (NOW, node, admin)
 
 
+def test_every_machine_is_told_this_control_planes_own_name():
+    admin = user_make(is_staff=True)
+    answers = [node_enrol(request=request(enrol_token_create(by=admin, now=NOW)[1]), now=NOW) for _ in range(2)]
+    assert len({answer.node_id for answer in answers}) == 2
+    assert {answer.installation for answer in answers} == {services.installation_code()}
+    assert len(services.installation_code()) == 12
+
+
 @pytest.mark.django_db(transaction=True)
 def test_one_token_lets_one_of_twenty_threads_in():
     _, secret = enrol_token_create(by=None)

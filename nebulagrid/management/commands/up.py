@@ -29,6 +29,7 @@ from django.db import DatabaseError, connections
 
 from agent.backends.choose import backends_present
 from agent.config import config_text, file_write_private
+from agent.installation import name_make
 from agent.protocol import EnrolRequest
 from client.errors import ProfileError
 from client.profile import Profile, profile_read, profile_save
@@ -276,14 +277,16 @@ class Command(BaseCommand):
         """Write the agent's configuration; ask for a new credential only where the node does not know the old one."""
         from nodes.errors import NodeRefused
         from nodes.models import Node
-        from nodes.services import enrol_token_create, node_enrol
+        from nodes.services import enrol_token_create, installation_code, node_enrol
         from quotas.models import User
 
         config.parent.mkdir(mode=0o700, exist_ok=True)
         credential_file = config.parent / "agent.credential"
-        node_id = None
+        node_id, installation = None, None
         with contextlib.suppress(OSError, ValueError, KeyError):
-            node_id = int(tomllib.loads(config.read_text())["node_id"])
+            written = tomllib.loads(config.read_text())
+            installation = written.get("installation")
+            node_id = int(written["node_id"])
             digest = hashlib.sha256(credential_file.read_text().strip().encode()).hexdigest()
             if not Node.objects.filter(pk=node_id, credential_sha256=digest).exists():
                 node_id = None
@@ -314,6 +317,7 @@ class Command(BaseCommand):
             "data_dir": str(config.parent),
             "backend": "simulated" if simulated else "auto",
             "agent_id": f"{place}-node{node_id}",
+            "installation": name_make(installation_code(), installation),
         }
         if scenario is not None:
             values["scenario"] = str(scenario)
