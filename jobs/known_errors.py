@@ -1,12 +1,14 @@
 """Errors that the end of an output shows and that have a known way out. Pure but for ``output_tail``.
 
 What matches nearest to the end counts: that is what a program died of. Links go to the makers' own pages.
+
+An output is its job's own text and may be made to be slow to search. So there are no regular expressions here: a mark is a few words that
+stand in one line in this order, and each is looked for from where the one before it ended.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +20,17 @@ from jobs import logs
 
 TAIL_BYTES = 64 * 1024
 LINE_MOST = 240
+#: Of a longer line, so much before what was found is shown.
+LINE_BEFORE = 40
+
+#: Words that stand in one line in this order.
+Mark = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownError:
     code: str
-    pattern: re.Pattern[str]
+    marks: tuple[Mark, ...]
     title: str | Promise
     advice: str | Promise
     link: str = ""
@@ -37,16 +44,20 @@ class Found:
     line: str
 
 
-def _known(code: str, pattern: str, title: Any, advice: Any, link: str = "") -> KnownError:
-    return KnownError(code=code, pattern=re.compile(pattern), title=title, advice=advice, link=link)
+def _known(code: str, marks: Iterable[str | Mark], title: Any, advice: Any, link: str = "") -> KnownError:
+    words = tuple((mark,) if isinstance(mark, str) else mark for mark in marks)
+    return KnownError(code=code, marks=words, title=title, advice=advice, link=link)
 
 
 KNOWN = (
     _known(
         "cuda_oom",
-        r"(?:CUDA|HIP|NPU|XPU) out of memory|torch(?:\.cuda)?\.OutOfMemoryError|CUDA error: out of memory"
-        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|RESOURCE_EXHAUSTED: (?:Out of memory|OOM)|hipErrorOutOfMemory"
-        r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        (
+            *(f"{kind} out of memory" for kind in ("CUDA", "HIP", "NPU", "XPU")),
+            *("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "CUDA error: out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
+            *("cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED: Out of memory", "RESOURCE_EXHAUSTED: OOM", "hipErrorOutOfMemory"),
+            "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
+        ),
         gettext_lazy("Out of GPU memory"),
         gettext_lazy(
             "Ask for more memory on the card, or use less: a smaller batch, gradient checkpointing, lower precision. "
@@ -56,29 +67,42 @@ KNOWN = (
     ),
     _known(
         "driver_old",
-        r"CUDA driver version is insufficient for CUDA runtime version|NVIDIA driver on your system is too old|cudaErrorInsufficientDriver",
+        (
+            "CUDA driver version is insufficient for CUDA runtime version",
+            "NVIDIA driver on your system is too old",
+            "cudaErrorInsufficientDriver",
+        ),
         gettext_lazy("The node's driver is too old for the program's CUDA"),
         gettext_lazy("Ask for a node with a newer driver (--cuda or --driver), or use a build for an older CUDA."),
         "https://docs.nvidia.com/deploy/cuda-compatibility/",
     ),
     _known(
         "arch_missing",
-        r"no kernel image is available for execution on the device|is not compatible with the current PyTorch installation",
+        ("no kernel image is available for execution on the device", "is not compatible with the current PyTorch installation"),
         gettext_lazy("The program has no code for this kind of card"),
         gettext_lazy("Ask for another architecture (--arch), or use a build that has this one."),
         "https://developer.nvidia.com/cuda-gpus",
     ),
     _known(
         "driver_silent",
-        r"couldn't communicate with the NVIDIA driver|Failed to initialize NVML|libcuda\.so\.1: cannot open|No CUDA GPUs are available",
+        (
+            "couldn't communicate with the NVIDIA driver",
+            "Failed to initialize NVML",
+            "libcuda.so.1: cannot open",
+            "No CUDA GPUs are available",
+        ),
         gettext_lazy("The program found no driver"),
         gettext_lazy("Tell the people who run the pool, with the node's name. In a container, the runtime has to pass the cards on."),
         "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
     ),
     _known(
         "device_fault",
-        r"an illegal memory access was encountered|device-side assert triggered"
-        r"|CUDA error: (?:misaligned address|unspecified launch failure)",
+        (
+            "an illegal memory access was encountered",
+            "device-side assert triggered",
+            "CUDA error: misaligned address",
+            "CUDA error: unspecified launch failure",
+        ),
         gettext_lazy("A kernel of the program went wrong on the card"),
         gettext_lazy(
             "Run it once more with CUDA_LAUNCH_BLOCKING=1: the trace then ends at the call that did it. The card is not at fault."
@@ -87,28 +111,33 @@ KNOWN = (
     ),
     _known(
         "nccl",
-        r"NCCL (?:error|WARN)|nccl(?:System|Unhandled|Internal|Remote)Error"
-        r"|Watchdog caught collective operation timeout",
+        (
+            *("NCCL error", "NCCL WARN", "Watchdog caught collective operation timeout"),
+            *(f"nccl{kind}Error" for kind in ("System", "Unhandled", "Internal", "Remote")),
+        ),
         gettext_lazy("The processes could not talk to each other (NCCL)"),
         gettext_lazy("Look at the output of every rank: one of them often died first. NCCL_DEBUG=INFO tells which way it took."),
         "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
     _known(
         "shared_memory",
-        r"unable to (?:open|mmap|write to) .*(?:shared memory|/dev/shm|torch_)|insufficient shared memory|Bus error.*shared memory",
+        (
+            *((f"unable to {act} ", what) for act in ("open", "mmap", "write to") for what in ("shared memory", "/dev/shm", "torch_")),  # noqa: S108
+            *("insufficient shared memory", ("Bus error", "shared memory")),
+        ),
         gettext_lazy("Shared memory was used up"),
         gettext_lazy("Use fewer workers that load data, or torch.multiprocessing.set_sharing_strategy('file_system')."),
         "https://pytorch.org/docs/stable/multiprocessing.html#sharing-strategies",
     ),
     _known(
         "disk_full",
-        r"No space left on device|OSError: \[Errno 28\]|Disk quota exceeded",
+        ("No space left on device", "OSError: [Errno 28]", "Disk quota exceeded"),
         gettext_lazy("The disk was full"),
         gettext_lazy("Write to a place with room, or make some there."),
     ),
     _known(
         "module_missing",
-        r"ModuleNotFoundError: No module named|ImportError: lib\S+: cannot open shared object file",
+        ("ModuleNotFoundError: No module named", ("ImportError: lib", ": cannot open shared object file")),
         gettext_lazy("A package is missing where it ran"),
         gettext_lazy("Name the interpreter of the environment that has it, such as /home/me/envs/x/bin/python, or install it on the node."),
     ),
@@ -117,17 +146,45 @@ KNOWN = (
 OUT_OF_MEMORY = KNOWN[0]
 
 
+BY_CODE = {error.code: error for error in KNOWN}
+
+
 def error_in(text: str) -> Found | None:
     """The known error nearest to the end of the text."""
-    last: tuple[int, Found] | None = None
-    for error in KNOWN:
-        place = -1
-        for match in error.pattern.finditer(text):
-            place = match.start()
-        if place >= 0 and (last is None or place > last[0]):
-            begin, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
-            last = (place, Found(error=error, line=text[begin : end if end >= 0 else len(text)].strip()[:LINE_MOST]))
-    return last[1] if last is not None else None
+    place, error = max(((_last(text, mark), error) for error in KNOWN for mark in error.marks), key=lambda pair: pair[0])
+    if place < 0:
+        return None
+    begin, end = text.rfind("\n", 0, place) + 1, _line_end(text, place)
+    if end - begin > LINE_MOST:
+        begin = max(begin, place - LINE_BEFORE)
+    return Found(error=error, line=text[begin:end].strip()[:LINE_MOST])
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return end if end >= 0 else len(text)
+
+
+def _last(text: str, mark: Mark) -> int:
+    """Where the last line that has the mark has its first word; -1 where none has. Each character is looked at once for each word."""
+    first, *others = mark
+    last, at = -1, text.find(first)
+    while at >= 0:
+        end = _line_end(text, at)
+        if _follow(text, others, at + len(first), end):
+            last = at
+        # A later place in this line has no more behind it than this one had.
+        at = text.find(first, end)
+    return last
+
+
+def _follow(text: str, words: Sequence[str], at: int, end: int) -> bool:
+    for word in words:
+        at = text.find(word, at, end)
+        if at < 0:
+            return False
+        at += len(word)
+    return True
 
 
 def output_tail(rank: RankId) -> str:

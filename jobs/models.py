@@ -85,6 +85,8 @@ class Job(models.Model):
     is_restored = models.BooleanField(_("from a backup"), default=False, editable=False)
     end_reason = models.CharField(_("end reason"), max_length=24, blank=True)
     end_params = models.JSONField(default=dict, blank=True)
+    # What its output died of: {"code", "line"}; {} = nothing that is known; null = not looked yet (jobs/services/known.py writes it).
+    end_known = models.JSONField(null=True, blank=True, editable=False)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
     submitted_at = models.DateTimeField(_("submitted"), default=timezone.now)
     queued_at = models.DateTimeField(_("waiting since"), default=timezone.now)

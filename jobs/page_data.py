@@ -16,11 +16,11 @@ from django.utils.translation import gettext as _
 from jobs import logs
 from jobs.asks import ask_text
 from jobs.clone import env_is_secret
-from jobs.known_errors import Found, error_of
-from jobs.lifecycle import FINAL, LIVE, EndReason, JobState
+from jobs.lifecycle import FINAL, LIVE, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import Told, told_read
 from jobs.selectors import Reader, jobs_visible_to, reader_of
+from jobs.services.known import known_error
 from jobs.timeline import timeline
 from jobs.waiting_page import jobs_waiting, where_text
 from jobs.wording import end_text, event_text
@@ -28,8 +28,6 @@ from nodes import formats, telemetry
 from nodes.serializers import uuid_short
 from quotas.models import Project, User
 
-#: Of a job of many, the outputs that are looked into.
-KNOWN_RANKS = 8
 PAGE = 50
 EVENTS_ASIDE = 8
 #: So many of a job's latest events make its time line.
@@ -226,7 +224,7 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
         "waits": queued,
         "end": end_text(job) if job.is_final else "",
-        "known": known_error(job, ranks) if reader.may_read_output(job) else None,
+        "known": known_error(job) if reader.may_read_output(job) else None,
         "can_read": reader.may_read_output(job),
         "can_renew": can_move and job.lease_until is not None,
         "can_cancel": can_move,
@@ -234,15 +232,6 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "can_release": job.state == JobState.WAITING and job.held and can_move,
         "is_waiting": job.state == JobState.WAITING,
     }
-
-
-def known_error(job: Job, ranks: Sequence[Rank]) -> Found | None:
-    """What its output died of, if it is known; of the rank that is to blame first. Reads the ends of files."""
-    if job.state != JobState.FAILED or job.end_reason not in (EndReason.NONZERO_EXIT, EndReason.GPU_MEMORY):
-        return None
-    blamed = job.end_params.get("rank")
-    keys = sorted(ranks, key=lambda rank: (rank.index != blamed, rank.index))
-    return error_of(rank.key for rank in keys[:KNOWN_RANKS])
 
 
 def facts(job: Job, attempt: Attempt | None, ranks: Sequence[Rank]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from django.db import transaction
 from django.db.models import F
 
 from jobs import logs
@@ -16,6 +17,7 @@ from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fe
 from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import pass_nudge
 from jobs.services.faults import card_to_blame
+from jobs.services.known import known_error_note
 from jobs.services.moves import jobs_move
 from quotas.counters import Counters
 from quotas.sql import swap
@@ -136,6 +138,8 @@ def attempt_finish(
         return False
     attempt.ended_at = now
     _job_settle(job, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None), counters=counters)
+    if end.reason in (EndReason.NONZERO_EXIT, EndReason.GPU_MEMORY):
+        transaction.on_commit(functools.partial(known_error_note, job.pk), robust=True)
     ranks_forget(ranks, free=free)
     pass_nudge()
     return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.test import Client
 from django.utils import translation
@@ -58,6 +60,40 @@ def test_what_comes_last_counts() -> None:
     assert found.error.code == "disk_full"
 
 
+class Counted(str):
+    """A text that counts its characters as they are searched."""
+
+    seen: int
+
+    def find(self, word: str, begin: int = 0, end: int | None = None) -> int:  # type: ignore[override]
+        stop = len(self) if end is None else end
+        at = super().find(word, begin, stop)
+        self.seen += (at if at >= 0 else stop) - begin
+        return at
+
+
+@pytest.mark.parametrize("word", ["unable to open ", "Bus error ", "ImportError: lib", "x", "CUDA", "Bus error\n", "NCCL error\n", "\n"])
+def test_each_character_is_searched_once_for_each_word_however_the_text_repeats_itself(word: str) -> None:
+    text = Counted((word * TAIL_BYTES)[:TAIL_BYTES])
+    text.seen = 0
+    error_in(text)
+    words = sum(len(mark) + 1 for error in KNOWN for mark in error.marks)
+    assert text.seen <= TAIL_BYTES * words
+
+
+def test_a_word_that_comes_again_does_not_hide_what_follows_it() -> None:
+    found = error_in("unable to open a door, unable to open shared memory object\n")
+    assert found is not None
+    assert found.error.code == "shared_memory"
+
+
+def test_of_a_long_line_the_part_around_the_error_is_shown() -> None:
+    found = error_in("x" * 5000 + " CUDA out of memory. Tried to allocate" + "y" * 5000)
+    assert found is not None
+    assert "CUDA out of memory. Tried" in found.line
+    assert len(found.line) <= 240
+
+
 @pytest.mark.parametrize("language", ["en", "zh-hans"])
 def test_each_has_words_and_a_secure_link_or_none(language: str) -> None:
     with translation.override(language):
@@ -106,6 +142,27 @@ class TestJobs:
         assert "&lt;i&gt;x&lt;/i&gt;" in page
         client.force_login(user_make(is_staff=True))
         assert 'id="known-error"' in client.get(f"/jobs/{job.pk}/").content.decode()
+
+    def test_the_output_is_searched_once_when_the_job_ends_and_at_no_view(
+        self, lab: Lab, client: Client, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+    ) -> None:
+        with django_capture_on_commit_callbacks(execute=True):
+            job = self.failed(lab, "ModuleNotFoundError: No module named 'x'\n")
+        job.refresh_from_db()
+        assert job.end_known == {"code": "module_missing", "line": "ModuleNotFoundError: No module named 'x'"}
+        monkeypatch.setattr("jobs.services.known.error_of", pytest.fail)
+        client.force_login(job.owner)
+        for _view in range(2):
+            assert "A package is missing where it ran" in client.get(f"/jobs/{job.pk}/").content.decode()
+
+    def test_a_job_that_ended_before_is_looked_at_by_the_first_view_alone(self, lab: Lab, client: Client, monkeypatch: Any) -> None:
+        job = self.failed(lab, "no error that is known\n")
+        Job.objects.filter(pk=job.pk).update(end_known=None)
+        client.force_login(job.owner)
+        assert client.get(f"/jobs/{job.pk}/").status_code == 200
+        assert Job.objects.get(pk=job.pk).end_known == {}
+        monkeypatch.setattr("jobs.services.known.error_of", pytest.fail)
+        assert 'id="known-error"' not in client.get(f"/jobs/{job.pk}/").content.decode()
 
     def test_a_job_without_cards_has_no_gpu_memory_to_die_of(self, lab: Lab) -> None:
         assert self.failed(lab, OOM, gpu_count=0, gpu_mem_mib=None).end_reason == "nonzero_exit"
