@@ -161,9 +161,9 @@ class NebulaClient(ApplyCalls, SecretCalls, PeopleCalls, QuotaCalls):
         params = {"state": states, "owner": owner, "project": project, "q": q, "ordering": ordering, "page": page, "page_size": page_size}
         return cast(shapes.Page, self._call("GET", "/jobs/", params=params))
 
-    def jobs(self, **filters: Any) -> Iterator[shapes.Job]:
-        """All jobs of ``job_list``'s filters, page after page."""
-        return cast("Iterator[shapes.Job]", self._pages("/jobs/", filters))
+    def jobs(self, **filters: Any) -> Iterator[shapes.JobRow]:
+        """All jobs of ``job_list``'s filters, page after page; ``job_get`` has the command and the environment of one."""
+        return cast("Iterator[shapes.JobRow]", self._pages("/jobs/", filters))
 
     def job_get(self, job_id: int) -> shapes.Job:
         return cast(shapes.Job, self._call("GET", f"/jobs/{int(job_id)}"))

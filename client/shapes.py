@@ -130,15 +130,15 @@ class Constraints(TypedDict, total=False):
     labels: dict[str, str]
 
 
-class Job(TypedDict):
+class JobRow(TypedDict):
+    """A job as lists have it."""
+
     id: int
     name: str
     state: State
     owner: str
     project: str
-    argv: list[str]
     workdir: str
-    env: dict[str, str | None]
     secrets: list[str]
     gpu_count: int
     gpu_mem_mib: int | None
@@ -168,6 +168,11 @@ class Job(TypedDict):
     queued_at: str
     started_at: str | None
     ended_at: str | None
+
+
+class Job(JobRow):
+    argv: list[str]
+    env: dict[str, str | None]
 
 
 class LogChunk(TypedDict):

@@ -376,7 +376,8 @@ class FakeApi:
             shown = {"epoch": attempt.epoch, "started_at": attempt.started_at, "ended_at": attempt.ended_at}
             if is_detail:
                 shown["ranks"] = [self._rank_json(job, attempt, index) for index in sorted(attempt.logs)]
-        return job.row | {"attempt": shown}
+        row = job.row if is_detail else {key: value for key, value in job.row.items() if key not in ("argv", "env")}
+        return row | {"attempt": shown}
 
     def _rank_json(self, job: FakeJob, attempt: FakeAttempt, index: int) -> dict[str, Any]:
         is_over = attempt.ended_at is not None

@@ -24,9 +24,9 @@ from jobs.lifecycle import LIVE, JobState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import told_read
 from jobs.parameters import bad_parameter, job_find, whole_parameter
-from jobs.schemas import EventSchema, JobSchema, UsageSchema, WhySchema
+from jobs.schemas import EventSchema, JobRowSchema, JobSchema, UsageSchema, WhySchema
 from jobs.selectors import is_by_submit, jobs_changeable_by, jobs_visible_to, queue_position, told_of
-from jobs.serializers import Empty, HoldRequest, SubmitRequest, event_json, job_json, wait_json
+from jobs.serializers import ONLY_IN_DETAIL, Empty, HoldRequest, SubmitRequest, event_json, job_json, job_row_json, wait_json
 from nodes import telemetry
 from nodes.api import pool_overview
 from nodes.selectors import pool_notices
@@ -77,7 +77,7 @@ def jobs_rows(user: User, page: list[Job]) -> list[dict[str, Any]]:
     if waiting and is_by_submit():
         queue = Job.objects.filter(state=JobState.WAITING, held=False, want_cancel=False).order_by("-priority", "submitted_at", "id")
         places |= {pk: place for place, pk in enumerate(queue.values_list("pk", flat=True)[:QUEUE_HEAD], start=1) if pk in waiting}
-    return [job_json(job, reader=user, attempt=_current(job), position=places.get(job.pk), told=told.get(job.pk)) for job in page]
+    return [job_row_json(job, reader=user, attempt=_current(job), position=places.get(job.pk), told=told.get(job.pk)) for job in page]
 
 
 def _jobs_filtered(request: Request) -> QuerySet[Job]:
@@ -116,12 +116,12 @@ def _jobs_filtered(request: Request) -> QuerySet[Job]:
 
 class JobListView(generics.GenericAPIView[Job]):
     def get_queryset(self) -> QuerySet[Job]:
-        return _with_attempt(_jobs_filtered(self.request), Attempt.objects.all())
+        return _with_attempt(_jobs_filtered(self.request), Attempt.objects.all()).defer(*ONLY_IN_DETAIL)
 
     @extend_schema(
         operation_id="job_list",
         summary="Jobs",
-        description="Newest first. Rows have no `attempt.ranks`.",
+        description="Newest first. Rows have no `argv`, no `env` and no `attempt.ranks`: one job has them.",
         parameters=[
             OpenApiParameter("state", str, description="One or more states, with commas."),
             OpenApiParameter("owner", str, description="me, all, or (staff) an e-mail address. Default: all that you may see."),
@@ -129,7 +129,7 @@ class JobListView(generics.GenericAPIView[Job]):
             OpenApiParameter("q", str, description="A part of the name, or an id."),
             OpenApiParameter("ordering", str, description="One of " + ", ".join(ORDERINGS) + "; - in front reverses. Default: -id."),
         ],
-        responses=JobSchema(many=True),
+        responses=JobRowSchema(many=True),
     )
     def get(self, request: Request) -> Response:
         page = self.paginate_queryset(self.get_queryset())

@@ -88,15 +88,15 @@ class EfficiencySchema(serializers.Serializer[Any]):
     samples = serializers.IntegerField()
 
 
-class JobSchema(serializers.Serializer[Any]):
+class JobRowSchema(serializers.Serializer[Any]):
+    """A job as lists have it."""
+
     id = serializers.IntegerField()
     name = serializers.CharField()
     state = serializers.ChoiceField(choices=[s.value for s in JobState])
     owner = serializers.CharField(help_text="E-mail address.")
     project = serializers.CharField()
-    argv = serializers.ListField(child=serializers.CharField())
     workdir = serializers.CharField()
-    env = serializers.DictField(child=serializers.CharField(allow_null=True), help_text="Values are null for anybody but the owner.")
     secrets = serializers.ListField(child=serializers.CharField(), help_text="Names: NAME = a file, NAME=VARIABLE = a variable.")
     gpu_count = serializers.IntegerField()
     gpu_mem_mib = serializers.IntegerField(allow_null=True, help_text="null = whole GPUs.")
@@ -127,6 +127,11 @@ class JobSchema(serializers.Serializer[Any]):
     started_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
     efficiency = EfficiencySchema(allow_null=True, required=False, help_text="Of one job that has ended; null in lists.")
+
+
+class JobSchema(JobRowSchema):
+    argv = serializers.ListField(child=serializers.CharField())
+    env = serializers.DictField(child=serializers.CharField(allow_null=True), help_text="Values are null for anybody but the owner.")
 
 
 class LogSchema(serializers.Serializer[Any]):

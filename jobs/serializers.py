@@ -359,6 +359,15 @@ def attempt_json(attempt: Attempt, *, log_length: Callable[[str], int] | None) -
     return answer
 
 
+#: What rows of lists don't have: a user's own text, up to hundreds of kilobytes of it a job.
+ONLY_IN_DETAIL = ("argv", "env")
+
+
+def job_row_json(job: Job, **more: Any) -> dict[str, Any]:
+    """A row of a list: ``job_json`` without what makes a list long. Reads neither of those columns, so that they may be deferred."""
+    return job_json(job, is_row=True, **more)
+
+
 def job_json(
     job: Job,
     *,
@@ -367,18 +376,18 @@ def job_json(
     position: int | None = None,
     told: Told | None = None,
     log_length: Callable[[str], int] | None = None,
+    is_row: bool = False,
 ) -> dict[str, Any]:
     """``job`` with owner and project loaded. The values of its environment are its owner's alone: others see names."""
-    env: Mapping[str, str | None] = job.env if job.owner_id == reader.pk else dict.fromkeys(job.env)
+    text = {} if is_row else {"argv": job.argv, "env": job.env if job.owner_id == reader.pk else dict.fromkeys(job.env)}
     return {
+        **text,
         "id": job.pk,
         "name": job.name,
         "state": job.state,
         "owner": job.owner.email,
         "project": job.project.name,
-        "argv": job.argv,
         "workdir": job.workdir,
-        "env": env,
         "secrets": job.secrets or [],
         "gpu_count": job.gpu_count,
         "gpu_mem_mib": job.gpu_mem_mib,

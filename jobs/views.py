@@ -29,6 +29,7 @@ from jobs.ladder import ladder_latest
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Job
 from jobs.selectors import jobs_changeable_by, jobs_visible_to, sees_others
+from jobs.serializers import ONLY_IN_DETAIL
 from nodes.text import text_clean
 from quotas.errors import DomainError
 from quotas.models import User
@@ -71,7 +72,8 @@ def is_piece(request: HttpRequest) -> bool:
 def job_list(request: HttpRequest) -> HttpResponse:
     user = reader(request)
     filters = page_data.Filters.of(request.GET)
-    page = Paginator(page_data.jobs_with_places(page_data.jobs_listed(user, filters)), page_data.PAGE).get_page(request.GET.get("page"))
+    jobs = page_data.jobs_with_places(page_data.jobs_listed(user, filters)).defer(*ONLY_IN_DETAIL)
+    page = Paginator(jobs, page_data.PAGE).get_page(request.GET.get("page"))
     rows = page_data.rows_data(page, reader(request), now=timezone.now())
     context: dict[str, Any] = {
         "filters": filters,
@@ -113,7 +115,7 @@ def job_rows(request: HttpRequest) -> HttpResponse:
     )
     if not is_piece(request):
         return HttpResponseRedirect(reverse("job-list"))
-    jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=[int(pk) for pk in shown]))
+    jobs = page_data.jobs_with_places(jobs_visible_to(reader(request)).filter(pk__in=[int(pk) for pk in shown])).defer(*ONLY_IN_DETAIL)
     rows = page_data.rows_data((job for job in jobs if page_data.state_of(job) != shown[str(job.pk)]), reader(request), now=timezone.now())
     return render(request, "jobs/_rows.html", {"rows": rows, "oob": True, "sees_others": sees_others(reader(request))})
 

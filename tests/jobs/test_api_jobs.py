@@ -17,7 +17,7 @@ from rest_framework import serializers
 
 from jobs.lifecycle import JobState
 from jobs.models import Attempt, Job, JobEvent
-from jobs.schemas import EventSchema, JobSchema, LogSchema, UsageSchema, WhySchema
+from jobs.schemas import EventSchema, JobRowSchema, JobSchema, LogSchema, UsageSchema, WhySchema
 from quotas.models import User
 from tests.factories import attempt_make, gpu_make, job_make, node_make, project_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401
@@ -145,6 +145,24 @@ def test_a_list_costs_the_same_for_3_and_for_30(api: Api, lin: User) -> None:
     grow(30)
     assert queries(api, "/jobs/", page_size=200) == few
     assert few <= 5  # token, count, jobs, attempts, queue
+
+
+def test_lists_read_and_show_neither_command_nor_environment(lin: User) -> None:
+    big = job_make(lin, argv=["python", "x" * 100_000], env={"BIG": "y" * 30_000})
+    with CaptureQueriesContext(connection) as caught:
+        answer = Api(lin).call("GET", "/jobs/")
+    assert len(answer.content) < 5_000
+    assert not any('"argv"' in query["sql"] or '"env"' in query["sql"] for query in caught.captured_queries)
+    row = json.loads(answer.content)["results"][0]
+    assert row["id"] == big.pk
+    assert not {"argv", "env"} & row.keys()
+    one = Api(lin).get(f"/jobs/{big.pk}")[1]
+    assert (one["argv"], one["env"]) == (big.argv, big.env)
+    with CaptureQueriesContext(connection) as caught:
+        browser = Client()
+        browser.force_login(lin)
+        assert browser.get("/jobs/").status_code == 200
+    assert not any('"argv"' in query["sql"] for query in caught.captured_queries)
 
 
 def test_one_job_costs_the_same_whatever_its_size(api: Api, lin: User) -> None:
@@ -364,7 +382,7 @@ def test_the_description_is_what_is_sent(api: Api, lin: User) -> None:
         assert list(keys_of(WhySchema(), api.get(f"/jobs/{one.pk}/why")[1])) == []
         assert list(keys_of(LogSchema(), api.get(f"/jobs/{one.pk}/logs")[1])) == []
         assert list(keys_of(EventSchema(many=True), api.get(f"/jobs/{one.pk}/events")[1]["results"])) == []
-    assert list(keys_of(JobSchema(many=True), api.get("/jobs/")[1]["results"])) == []
+    assert list(keys_of(JobRowSchema(many=True), api.get("/jobs/")[1]["results"])) == []
     assert list(keys_of(UsageSchema(), api.get("/resources/usage")[1])) == []
 
 
