@@ -6,9 +6,9 @@
 one machine never meet; a group that is there already is somebody else's, and left alone.
 
     v2      one group; killed through cgroup.kill, or frozen and killed where the kernel has no cgroup.kill
-    hybrid  the same, plus groups in the v1 memory and pids hierarchies for their counters
-    v1      a freezer (or pids) group: freeze, kill all, thaw
-    none    no cgroup is writable: session, subreaper and a mark in the environment
+    hybrid  the same, plus groups in the v1 hierarchies of CONTROLLERS for their limits and counters
+    v1      a freezer (or pids) group: freeze, kill all, thaw; plus the same groups
+    none    no cgroup is writable: session, subreaper and a mark in the environment; no limit holds
 
 Standard library only and few imports: every shim carries this module in its memory.
 """
@@ -24,10 +24,22 @@ from agent import procs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
 ROOT = "nebulagrid"
+#: What limits a rank: v1 controller → a file and a value that only a group which really limits takes.
+CONTROLLERS = {
+    "memory": ("memory.limit_in_bytes", "1073741824"),
+    "pids": ("pids.max", "1000"),
+    "cpu": ("cpu.shares", "1024"),
+    "devices": ("devices.deny", "c 1:8 m"),
+}
+#: Those of v2. (Its devices are limited by programs in the kernel; nothing here writes any.)
+V2_CONTROLLERS = ("memory", "pids", "cpu")
+#: A group inside a service's own that systemd puts the service into (DelegateSubgroup=): the groups of ranks lie beside it.
+SUBGROUP = "agent"
+_PERIOD_US = 100_000
 #: The variable that marks every process of a rank; the only thread left to an orphan where there is no cgroup.
 MARK = "NEBULA_RANK_MARK"
 
@@ -92,8 +104,8 @@ def _counter(path: str, key: str) -> int | None:
     return None
 
 
-def _is_usable(base: str) -> bool:
-    """Whether a group can be made below ``base`` and entered: tried with a child that ends at once."""
+def _is_usable(base: str, limit: tuple[str, str] | None = None) -> bool:
+    """Whether a group can be made below ``base``, given a ``limit`` (file and value) and entered: tried with a child that ends at once."""
     probe = f"{base}/probe-{os.getpid()}"
     try:
         os.makedirs(base, exist_ok=True)
@@ -101,6 +113,8 @@ def _is_usable(base: str) -> bool:
     except OSError:
         return False
     try:
+        if limit is not None:
+            _write(f"{probe}/{limit[0]}", limit[1])
         child = os.fork()
         if child == 0:
             try:
@@ -116,8 +130,20 @@ def _is_usable(base: str) -> bool:
 
 
 def _usable_counters(base: dict[str, str], main: str) -> dict[str, str]:
-    """The v1 hierarchies besides ``main`` that count something for us."""
-    return {name: path for name, path in base.items() if name in ("memory", "pids") and name != main and _is_usable(path)}
+    """The v1 hierarchies besides ``main`` that limit and count something for us."""
+    return {name: base[name] for name in CONTROLLERS if name in base and name != main and _is_usable(base[name], CONTROLLERS[name])}
+
+
+def _service_place(place: str) -> str:
+    """The group that a service's ranks belong into: its own, or the one above where systemd put it into a group of its own inside.
+    In v2 no process may be in a group whose children have limits."""
+    above = os.path.dirname(place)
+    try:
+        with open(f"{above}/cgroup.procs", encoding="ascii") as file:
+            is_free = os.path.basename(place) == SUBGROUP and not file.read(1)
+    except OSError:
+        is_free = False
+    return above if is_free and os.access(above, os.W_OK) else place
 
 
 def _rmdir(path: str) -> bool:
@@ -136,13 +162,25 @@ def _rmdir(path: str) -> bool:
 class Layout:
     """What this machine allows. ``kind``: v2 | v1 | none; ``note`` says in a sentence what was found."""
 
-    __slots__ = ("agent_id", "extra", "kind", "main", "note")
+    __slots__ = ("agent_id", "extra", "home", "kind", "main", "note")
 
-    def __init__(self, agent_id: str, kind: str, main: str | None, extra: dict[str, str], note: str) -> None:
+    def __init__(self, agent_id: str, kind: str, main: str | None, extra: dict[str, str], note: str, home: str | None = None) -> None:
         self.agent_id, self.kind, self.main, self.extra, self.note = agent_id, kind, main, extra, note
+        self.home = home  # the group that the agent itself is in, in the hierarchy that holds the ranks
 
-    def plan(self, rank: str, *, pids_max: int | None = None, memory_mib: int | None = None) -> dict[str, Any]:
-        """The group of one rank as JSON. ``pids_max`` counts threads too; limits hold where a controller is there."""
+    def plan(
+        self,
+        rank: str,
+        *,
+        pids_max: int | None = None,
+        memory_mib: int | None = None,
+        cpu_weight_milli: int | None = None,
+        cpu_milli: int | None = None,
+        denied: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The group of one rank as JSON. ``pids_max`` counts threads too; ``cpu_weight_milli``: its share of the processors where
+        others want them, too; ``cpu_milli``: what it can't go beyond; ``denied``: devices such as "c 195:1" that it can't open.
+        Limits hold where a controller is there (``limits``)."""
         return {
             "kind": self.kind,
             "main": f"{self.main}/{rank}" if self.main else None,
@@ -150,22 +188,22 @@ class Layout:
             "mark": f"{MARK}={self.agent_id}:{rank}",
             "pids_max": pids_max,
             "memory_mib": memory_mib,
+            "cpu_weight_milli": cpu_weight_milli,
+            "cpu_milli": cpu_milli,
+            "denied": list(denied),
         }
-
-    @property
-    def home(self) -> str | None:
-        """The group that the agent itself is in, in the hierarchy that holds the ranks."""
-        return self.main.removesuffix(f"/{ROOT}/{self.agent_id}") if self.main is not None else None
 
     def limits(self) -> dict[str, bool]:
         """Which limits of a rank hold here: memory, cpu, pids, devices."""
-        return {"memory": False, "cpu": False, "pids": self._has_controller("pids"), "devices": False}
+        return {name: self._has_controller(name) for name in CONTROLLERS}
 
     def _has_controller(self, name: str) -> bool:
         if self.main is None:
             return False
-        if name in self.extra or os.path.exists(f"{self.main}/{name}.max"):
+        if name in self.extra or (self.kind == "v1" and os.path.exists(f"{self.main}/{CONTROLLERS[name][0]}")):
             return True
+        if name not in V2_CONTROLLERS:
+            return False
         try:
             with open(f"{self.main}/cgroup.subtree_control", encoding="ascii") as file:
                 return name in file.read().split()
@@ -199,16 +237,19 @@ def layout_find(agent_id: str, *, force: str | None = None) -> Layout:
         raise ValueError(f"The agent id {agent_id[:130]!r} must be 1 to 120 letters, digits, '-', '_' or '.'.")
     places = _own_places() if force != "none" else {}
     base = {name: f"{place}/{ROOT}/{agent_id}" for name, place in places.items()}
+    if "" in places:
+        base[""] = f"{_service_place(places[''])}/{ROOT}/{agent_id}"
     if force in (None, "v2") and "" in base and _is_usable(base[""]):
         _enable_controllers(base[""], ROOT)
         extra = _usable_counters(base, "")
         way = "cgroup.kill" if os.path.exists(f"{base['']}/cgroup.kill") else "freeze and kill"
-        return Layout(agent_id, "v2", base[""], extra, f"cgroup {'v2 with v1 counters' if extra else 'v2'} at {base['']} ({way})")
+        note = f"cgroup {'v2 with v1 controllers' if extra else 'v2'} at {base['']} ({way})"
+        return Layout(agent_id, "v2", base[""], extra, note, home=places[""])
     if force in (None, "v1"):
         for name in ("freezer", "pids"):
             if name in base and _is_usable(base[name]):
                 extra = _usable_counters(base, name)
-                return Layout(agent_id, "v1", base[name], extra, f"cgroup v1 {name} at {base[name]}")
+                return Layout(agent_id, "v1", base[name], extra, f"cgroup v1 {name} at {base[name]}", home=places[name])
     if force in ("v1", "v2"):
         raise OSError(f"cgroup {force} was asked for, but no such group can be made and entered here.")
     return Layout(
@@ -220,13 +261,15 @@ def _enable_controllers(base: str, root: str) -> None:
     """Best effort: without the controllers a v2 group still holds and kills, it only counts nothing."""
     try:
         with open(f"{base}/cgroup.controllers", encoding="ascii") as file:
-            if {"memory", "pids"} <= set(file.read().split()):
+            offered = set(file.read().split())
+        with open(f"{base}/cgroup.subtree_control", encoding="ascii") as file:
+            if set(V2_CONTROLLERS) <= offered & set(file.read().split()):
                 return
     except OSError:
         return
     own = base[: base.rindex(f"/{root}/")]
     for folder in (own, f"{own}/{root}", base):
-        for name in ("memory", "pids"):
+        for name in V2_CONTROLLERS:
             # Refused where the parent does not offer it, or (EBUSY) where processes live in that very group.
             with contextlib.suppress(OSError):
                 _write(f"{folder}/cgroup.subtree_control", f"+{name}")
@@ -241,6 +284,9 @@ class CgroupGroup:
         self._is_v2: bool = plan["kind"] == "v2"
         self._pids_max: int | None = plan.get("pids_max")
         self._memory_mib: int | None = plan.get("memory_mib")
+        self._cpu_weight_milli: int | None = plan.get("cpu_weight_milli")
+        self._cpu_milli: int | None = plan.get("cpu_milli")
+        self._denied: list[str] = plan.get("denied") or []
         self.is_made = False  # by this very object: only then is all that is in it surely ours
 
     def create(self) -> None:
@@ -264,14 +310,32 @@ class CgroupGroup:
                 _rmdir(path)
             raise
         self.is_made = True
-        self._limit("pids", "pids.max", self._pids_max)
-        limit = None if self._memory_mib is None else self._memory_mib << 20
-        self._limit("memory", "memory.max", limit)
-        self._limit("memory", "memory.limit_in_bytes", limit)
+        self._limits_set()
 
-    def _limit(self, controller: str, name: str, value: int | None) -> None:
+    def _limits_set(self) -> None:
+        """What isn't there is not written: v1 and v2 have different files. Raises OSError for a limit that is refused."""
+        if self._pids_max is not None:
+            self._limit("pids", "pids.max", self._pids_max)
+        if self._memory_mib is not None:
+            size = self._memory_mib << 20
+            self._limit("memory", "memory.max", size)
+            self._limit("memory", "memory.swap.max", 0)
+            self._limit("memory", "memory.limit_in_bytes", size)
+            self._limit("memory", "memory.memsw.limit_in_bytes", size)  # after the one above, which it may not be below
+        if self._cpu_weight_milli is not None:
+            self._limit("cpu", "cpu.weight", min(10_000, max(1, self._cpu_weight_milli // 10)))
+            self._limit("cpu", "cpu.shares", max(2, self._cpu_weight_milli * 1024 // 1000))
+        if self._cpu_milli is not None:
+            quota = max(1000, self._cpu_milli * _PERIOD_US // 1000)
+            self._limit("cpu", "cpu.max", f"{quota} {_PERIOD_US}")
+            self._limit("cpu", "cpu.cfs_quota_us", quota)
+        if "devices" in self._extra:
+            for device in self._denied:
+                _write(f"{self._extra['devices']}/devices.deny", f"{device} rwm")
+
+    def _limit(self, controller: str, name: str, value: int | str) -> None:
         path = f"{self._extra.get(controller, self._main)}/{name}"
-        if value is not None and os.path.exists(path):
+        if os.path.exists(path):
             _write(path, str(value))
 
     def join(self) -> None:

@@ -47,9 +47,13 @@ _KEYS = (
     "power_feed_w",
     "mode",
     "driver_model",
+    "pids_max",
+    "memory_default_pct",
 )
+#: Limits of a rank where nothing else is said.
+PIDS_MAX, MEMORY_DEFAULT_PCT = 4096, 80
 #: Keys that are whole numbers above 0.
-_WHOLE = ("node_id", "power_feed_w")
+_WHOLE = ("node_id", "power_feed_w", "pids_max", "memory_default_pct")
 #: Key → environment variable where it is not NEBULA_AGENT_ + KEY.
 _ENV = {"data_dir": "NEBULA_AGENT_DATA"}
 
@@ -77,6 +81,8 @@ class Config:
     mode: Literal["jobs", "metrics"] = "jobs"  # metrics = nothing is launched here
     driver_model: Literal["off", "read"] = "off"  # whether Windows' driver model (WDDM, TCC) is asked for
     power_feed_w: int | None = None  # what the machine's power supplies give its cards together; None = the sum of the cards' limits
+    pids_max: int = PIDS_MAX  # processes and threads of one rank
+    memory_default_pct: int = MEMORY_DEFAULT_PCT  # of the host's memory: what a rank that asked for none may use
     address: str | None = None  # the address that other nodes reach this one at; None = found by itself
 
 
@@ -127,6 +133,8 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
                     raise ValueError
             except (ValueError, TypeError):
                 raise ConfigError(f"{key} is {values[key]!r}; it must be a whole number above 0.") from None
+    if whole.get("memory_default_pct", 0) > 100:
+        raise ConfigError(f"memory_default_pct is {whole['memory_default_pct']}; it must be between 1 and 100.")
     node_id = whole["node_id"]
     try:
         endpoint = endpoint_parse(values["endpoint"])
@@ -161,6 +169,8 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         mode=values.get("mode", "jobs"),
         driver_model=values.get("driver_model", "off"),
         power_feed_w=whole.get("power_feed_w"),
+        pids_max=whole.get("pids_max", PIDS_MAX),
+        memory_default_pct=whole.get("memory_default_pct", MEMORY_DEFAULT_PCT),
     )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from agent.artifacts import ArtifactUploader
+from agent.devices import devices_denied
 from agent.endings import Endings
 from agent.hardware import Hardware
 from agent.jobenv import SpecError, environment
@@ -293,7 +294,8 @@ class RankDesk:
         for start, env in starts:
             self.live[start.rank] = RankState(rank=start.rank, state="PREPARING")
             self._shipper.track(start.rank, self.output(start.rank))
-            self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s, secrets=start.secrets)
+            denied = devices_denied(self._hardware.view.gpus, (grant.uuid for grant in start.spec.gpus))
+            self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s, secrets=start.secrets, denied=denied)
 
     def _prepare(self, start: Start) -> dict[str, str] | None:
         """Row and fence of a rank; its environment, or None when it can't be started (which the row then says)."""

@@ -29,7 +29,7 @@ def facts_collect(config: Config | None, *, config_error: str | None = None, wai
     """Look at everything. ``root``: where /sys, /proc and /dev are."""
     plane_error, skew_s = (None, None) if config is None else plane_ask(config)
     path = _existing(config.data_dir if config is not None else Path(root))
-    kind, note = _cgroup()
+    kind, note, limits = _cgroup()
     free, total, inodes = _disk(path)
     return Facts(
         config=str(config.path) if config is not None else None,
@@ -52,6 +52,7 @@ def facts_collect(config: Config | None, *, config_error: str | None = None, wai
         shm_mib=_disk(Path(root, "dev/shm"))[1],
         cgroup=kind,
         cgroup_note=note,
+        limits=limits,
         container=_container_tool(),
         container_gpu=_container_gpu(root),
         rdma=host.rdma_ports(root),
@@ -166,16 +167,17 @@ def _disk(path: Path) -> tuple[int | None, int | None, float | None]:
     return found.f_bavail * found.f_frsize // MIB, found.f_blocks * found.f_frsize // MIB, inodes
 
 
-def _cgroup() -> tuple[str | None, str]:
+def _cgroup() -> tuple[str | None, str, dict[str, bool]]:
     from agent.cgroups import layout_find
 
     try:
         name = f"doctor-{os.getpid()}"  # a name of its own: an agent's groups are not touched
         layout = layout_find(name)
     except (OSError, ValueError):
-        return None, ""
+        return None, "", {}
+    limits = layout.limits()
     layout.remove()
-    return layout.kind, layout.note.replace(f"/{name}", "")
+    return layout.kind, layout.note.replace(f"/{name}", ""), limits
 
 
 def _is_running(config: Config) -> bool:

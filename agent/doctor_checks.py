@@ -77,6 +77,7 @@ class Facts:
     shm_mib: int | None = None
     cgroup: str | None = None  # v2 | v1 | none
     cgroup_note: str = ""
+    limits: Mapping[str, bool] = field(default_factory=dict)  # of a job: memory, cpu, pids, devices; enforced or not
     container: str | None = None
     container_gpu: bool = False
     rdma: tuple[RdmaInfo, ...] = ()
@@ -240,6 +241,8 @@ def _system(facts: Facts) -> Iterator[Check]:
         yield Check(
             level="warn" if none else "pass", area="cgroups", code="no_cgroup" if none else "cgroup_ok", params={"note": facts.cgroup_note}
         )
+        if not none:
+            yield from _limits(facts.limits)
     if facts.container is None:
         yield Check(level="warn", area="container", code="container_none")
     elif any(layer.name == "nvml" and layer.cards.gpus for layer in facts.layers) and not facts.container_gpu:
@@ -252,3 +255,21 @@ def _system(facts: Facts) -> Iterator[Check]:
         yield Check(level="pass" if active else "warn", area="rdma", code="rdma_ok" if active else "rdma_down", params=names)
         if facts.memlock_mib is not None:
             yield Check(level="warn", area="rdma", code="memlock_low", params={"memlock_mib": facts.memlock_mib})
+
+
+def _limits(limits: Mapping[str, bool]) -> Iterator[Check]:
+    """Where there are cgroups. What a job may use of the host; where none are there, none of it holds, which is said already."""
+    if not limits:
+        return
+    off = [name for name, holds in limits.items() if not holds]
+    if off in ([], ["devices"]):
+        yield Check(level="pass", area="cgroups", code="limits_ok")
+    if "memory" in off:
+        yield Check(level="warn", area="cgroups", code="limit_memory_off")
+    if "cpu" in off:
+        yield Check(level="warn", area="cgroups", code="limit_cpu_off")
+    if "pids" in off:
+        yield Check(level="warn", area="cgroups", code="limit_pids_off")
+    if "devices" in off:
+        # Nothing can be done about it where the system has cgroup v2 alone.
+        yield Check(level="pass", area="cgroups", code="limit_devices_off")

@@ -255,6 +255,36 @@ SAYS: dict[str, Words] = {
         "请将代理作为带 Delegate=yes 的 systemd 服务运行，或以 root 运行。",
     ),
     "cgroup_ok": ("{note}.", "", "{note}。", ""),
+    "limits_ok": (
+        "Memory, processors and processes of each job are limited.",
+        "",
+        "每个任务的内存、处理器和进程数都受限制。",
+        "",
+    ),
+    "limit_memory_off": (
+        "The memory of jobs is not limited: one job can use all of the host's.",
+        "Run the agent as the systemd service that comes with it (Delegate=yes, DelegateSubgroup=agent; systemd 254 or later).",
+        "任务的内存不受限制：一个任务可以用尽主机的全部内存。",
+        "请以自带的 systemd 服务运行代理（Delegate=yes、DelegateSubgroup=agent；systemd 254 或更高版本）。",
+    ),
+    "limit_cpu_off": (
+        "Processors are not shared by what jobs asked for.",
+        "Run the agent as the systemd service that comes with it (Delegate=yes, DelegateSubgroup=agent; systemd 254 or later).",
+        "处理器未按任务的申请量分配。",
+        "请以自带的 systemd 服务运行代理（Delegate=yes、DelegateSubgroup=agent；systemd 254 或更高版本）。",
+    ),
+    "limit_pids_off": (
+        "The number of a job's processes is not limited.",
+        "Run the agent as the systemd service that comes with it (Delegate=yes, DelegateSubgroup=agent; systemd 254 or later).",
+        "任务的进程数不受限制。",
+        "请以自带的 systemd 服务运行代理（Delegate=yes、DelegateSubgroup=agent；systemd 254 或更高版本）。",
+    ),
+    "limit_devices_off": (
+        "The device files of other jobs' cards can't be closed here (that needs cgroup v1's devices controller).",
+        "",
+        "此处无法关闭其他任务的卡的设备文件（需要 cgroup v1 的 devices 控制器）。",
+        "",
+    ),
     "container_none": (
         "No container runtime was found: jobs that name an image are refused here.",
         "Install podman or docker if they are wanted.",

@@ -108,6 +108,8 @@ def _prepare_and_exec(
         group.join()
     except OSError as error:
         raise LaunchFailed("cgroup", f"The program could not enter its process group: {error}") from error
+    if isinstance(order["group"].get("pids_max"), int) and order["group"]["kind"] == "none":
+        _processes_limit(order["group"]["pids_max"])
     if oom_score is not None:
         with contextlib.suppress(OSError):  # raising it is every process's right; only a missing /proc can refuse
             _oom_score_set(oom_score)
@@ -227,6 +229,23 @@ def _exec_hint(program: str) -> str:
         if first.startswith(b"#!"):
             return f" (its interpreter is {first[2:].strip().decode(errors='replace')!r})"
     return ""
+
+
+def _processes_limit(most: int) -> None:
+    """Where no cgroup counts a rank's processes: so many more than its account has now. The kernel counts by account, so this keeps a
+    fork bomb from taking the whole machine down, and is no limit of the rank's own. It doesn't hold for root."""
+    import resource  # only here
+
+    uid, now = os.getuid(), 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    now += len(os.listdir(f"/proc/{name}/task"))
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    wanted = now + most if hard == resource.RLIM_INFINITY else min(hard, now + most)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
 
 
 def oom_score_lower() -> str | None:

@@ -19,6 +19,7 @@ from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authori
 if TYPE_CHECKING:
     from agent.probe import Probe
     from agent.protocol import EnrolAnswer
+    from agent.ranks import RankProcesses
     from agent.ws import Listener
 
 log = logging.getLogger("nebula-agent")
@@ -61,11 +62,10 @@ def command_run(args: argparse.Namespace) -> int:
         if config.mode == "metrics" or os.name == "nt":
             return _report(config, credential)
         from agent.procs import boot_id
-        from agent.ranks import RankProcesses
 
         # The zygote is started in here, before threads, the store and the hardware layer.
         try:
-            processes = RankProcesses(config.data_dir, shared_name(config))
+            processes = processes_open(config)
         except (OSError, ValueError) as error:
             raise Quit(f"Ranks cannot be kept in {config.data_dir}: {error}.") from error
         try:
@@ -74,6 +74,20 @@ def command_run(args: argparse.Namespace) -> int:
             processes.close()
     finally:
         os.close(lock)
+
+
+def processes_open(config: Config) -> RankProcesses:
+    """The ranks of this node, with the limits that the configuration sets. Raises OSError, ValueError."""
+    from agent import host
+    from agent.ranks import RankProcesses
+
+    memory_mib = host.memory_mib()
+    return RankProcesses(
+        config.data_dir,
+        shared_name(config),
+        pids_max=config.pids_max,
+        memory_mib=None if memory_mib is None else memory_mib * config.memory_default_pct // 100,
+    )
 
 
 def shared_name(config: Config) -> str:

@@ -57,9 +57,17 @@ class Processes(Protocol):
         """A start may come within milliseconds. Quick, and harmless if nothing comes."""
 
     def start(
-        self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None, secrets: Mapping[str, str] | None = None
+        self,
+        rank: RankId,
+        spec: RankSpec,
+        env: Mapping[str, str],
+        *,
+        lease_s: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        denied: Sequence[str] = (),
     ) -> None:
-        """Start a rank with this environment and the secrets that its spec names. A failure arrives as LAUNCH_FAILED through `poll`."""
+        """Start a rank with this environment and the secrets that its spec names; ``denied``: devices that it can't open (see
+        devices.py). A failure arrives as LAUNCH_FAILED through `poll`."""
 
     def stop(self, rank: RankId, *, grace_s: float, cause: ExitCause = "stopped", reason: str | None = None) -> None:
         """The polite stop of lifecycle.md. Again with a shorter grace: the earlier deadline counts."""

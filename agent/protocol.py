@@ -425,6 +425,8 @@ class RankSpec(Message):
     checkpoint: str | None = None
     unix_user: str | None = None  # identity=mapped; None = the agent's own user
     log_cap_mib: int | None = None
+    memory_mib: int | None = None  # of the host, that this rank may use; None = the node's default share
+    cpu_milli: int | None = None  # thousandths of a processor; None = as much as there is, with a weight by its cards
     secrets: tuple[SecretRef, ...] = ()
 
 

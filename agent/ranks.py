@@ -81,7 +81,8 @@ class RankProcesses:
     ) -> None:
         """``data``: the agent's directory, ranks live in ``data/ranks``. ``agent_id``: names this agent's groups, stable
         over restarts and different for each agent of a machine. ``cgroup``: None = the best that works, else v2, v1 or none.
-        ``pids_max``: processes and threads of one rank, None = half of what the machine can have. ``secrets_in``: where values of
+        ``pids_max``: processes and threads of one rank, at most half of what the machine can have. ``memory_mib``: of a rank that asked
+        for none; None = no limit. ``secrets_in``: where values of
         secrets are while a rank lives, "" = in memory if the machine can, None = in the rank's directory.
 
         Raises OSError when the directory cannot be used or the forced kind of cgroup does not work here.
@@ -94,7 +95,9 @@ class RankProcesses:
         self.layout = cgroups.layout_find(agent_id, force=cgroup)
         log.info("Ranks are held by %s.", self.layout.note)
         self._term_lead_s, self._kill_wait_s, self._min_uid = term_lead_s, kill_wait_s, min_uid
-        self._pids_max, self._memory_mib = pids_max or _half_of_all_pids(), memory_mib
+        half = _half_of_all_pids()
+        self._pids_max = min(filter(None, (pids_max, half)), default=None)
+        self._memory_mib = memory_mib
         self._memory = secretdir.memory_folder() if secrets_in == "" else secrets_in
         self._prefix = secretdir.prefix_of(agent_id)
         self._held: dict[RankId, _Held] = {}
@@ -146,11 +149,25 @@ class RankProcesses:
             self._zygote.warm(self.layout.home)
 
     def start(
-        self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None, secrets: Mapping[str, str] | None = None
+        self,
+        rank: RankId,
+        spec: RankSpec,
+        env: Mapping[str, str],
+        *,
+        lease_s: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        denied: Sequence[str] = (),
     ) -> None:
         """Ask for a shim. The program gets ``env`` plus the rank's mark and, if it is not there, NEBULA_ARTIFACTS."""
         path = str(self.rank_dir(rank))
-        plan = self.layout.plan(rank, pids_max=self._pids_max, memory_mib=self._memory_mib)
+        plan = self.layout.plan(
+            rank,
+            pids_max=self._pids_max,
+            memory_mib=spec.memory_mib or self._memory_mib,
+            cpu_weight_milli=spec.cpu_milli or 1000 * max(1, len({grant.uuid for grant in spec.gpus})),
+            cpu_milli=spec.cpu_milli,
+            denied=denied,
+        )
         held = _Held(rank, path, cgroups.group_open(plan), RankState(rank=rank, state="PREPARING"))
         if rank in self._held:
             return  # RUN twice changes nothing

@@ -29,6 +29,7 @@ class FakeProcesses:
         self.recover_as: dict[RankId, RankState] = {}
         self.leases: dict[RankId, int | None] = {}
         self.renewed: list[float] = []
+        self.denied: dict[RankId, tuple[str, ...]] = {}
         self.tree: dict[RankId, set[int]] = {}
         self.unknown: list[RankId] = []
         self._changes: list[RankState] = []
@@ -69,13 +70,21 @@ class FakeProcesses:
         pass
 
     def start(
-        self, rank: RankId, spec: RankSpec, env: Mapping[str, str], *, lease_s: int | None = None, secrets: Mapping[str, str] | None = None
+        self,
+        rank: RankId,
+        spec: RankSpec,
+        env: Mapping[str, str],
+        *,
+        lease_s: int | None = None,
+        secrets: Mapping[str, str] | None = None,
+        denied: Sequence[str] = (),
     ) -> None:
         self.rank_dir(rank).mkdir(parents=True, exist_ok=True)
         (self.rank_dir(rank) / "artifacts").mkdir(exist_ok=True)
         self.starts.append(rank)
         self.started[rank] = dict(env)
         self.leases[rank] = lease_s
+        self.denied[rank] = tuple(denied)
 
     def stop(self, rank: RankId, *, grace_s: float, cause: ExitCause = "stopped", reason: str | None = None) -> None:
         self.stops.append((rank, grace_s, cause, reason))

@@ -125,8 +125,9 @@ RestartSec=2
 RestartPreventExitStatus=3
 # Jobs outlive the agent: a restart or an upgrade must not touch their processes.
 KillMode=process
-# The agent makes a cgroup for each job below its own.
+# The agent makes a cgroup for each job beside its own. Before systemd 254 it is below, where memory and CPU can't be limited.
 Delegate=yes
+DelegateSubgroup=agent
 TasksMax=infinity
 LimitNOFILE=65536
 OOMScoreAdjust=-500

@@ -289,6 +289,19 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F17": (
+        "limits that hold on the control plane only",
+        {
+            "agent/test_limits.py": (
+                "test_the_memory_that_a_job_asked_for_is_all_that_it_gets",
+                "test_a_job_that_asked_for_no_memory_gets_the_nodes_default_share",
+                "test_a_fork_bomb_meets_the_nodes_limit",
+                "test_only_the_files_of_its_own_cards_can_be_opened",
+                "test_without_cgroups_it_says_that_nothing_holds_and_a_fork_bomb_meets_the_limit_of_its_account",
+            ),
+            "jobs/test_spine_db.py": ("test_a_node_is_told_what_the_job_asked_for_of_the_host",),
+        },
+    ),
     "F18": (
         "jobs are as protected from the OOM killer as the agent",
         {

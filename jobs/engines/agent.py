@@ -67,6 +67,8 @@ def rank_specs(
                 grace_s=job.grace_s or grace_s,
                 checkpoint=job.checkpoint or None,
                 log_cap_mib=log_cap_mib,
+                memory_mib=job.constraints.get("host_mem_mib"),
+                cpu_milli=job.constraints.get("cpu_milli"),
                 secrets=secrets,
             )
         )

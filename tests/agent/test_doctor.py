@@ -51,6 +51,7 @@ WELL = Facts(
     shm_mib=64_000,
     cgroup="v2",
     cgroup_note="cgroup v2 at /sys/fs/cgroup (cgroup.kill)",
+    limits={"memory": True, "cpu": True, "pids": True, "devices": False},
     container="podman",
     container_gpu=True,
 )
@@ -151,6 +152,10 @@ CASES: list[tuple[Facts, list[tuple[str, str]]]] = [
     (replace(WELL, inodes_free_share=0.01), [("warn", "inodes_low")]),
     (replace(WELL, shm_mib=64), [("warn", "shm_small")]),
     (replace(WELL, cgroup="none", cgroup_note="no writable cgroup"), [("warn", "no_cgroup")]),
+    (
+        replace(WELL, limits=dict.fromkeys(("memory", "cpu", "pids", "devices"), False)),
+        [("warn", "limit_memory_off"), ("warn", "limit_cpu_off"), ("warn", "limit_pids_off")],
+    ),
     (replace(WELL, container=None), [("warn", "container_none")]),
     (replace(WELL, container_gpu=False), [("warn", "container_no_gpu")]),
     (replace(WELL, rdma=(RdmaInfo(name="mlx5_0:1", state="ACTIVE"),)), []),

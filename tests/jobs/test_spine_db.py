@@ -29,6 +29,17 @@ def moves(job: Job) -> list[str]:
     return list(JobEvent.objects.filter(job=job).exclude(to_state="").order_by("pk").values_list("to_state", flat=True))
 
 
+def test_a_node_is_told_what_the_job_asked_for_of_the_host(lab: Lab) -> None:
+    node = lab.node("n1", 24564, 24564)
+    node.cpu_cores, node.memory_mib = 8, 64_000
+    node.save()
+    lab.submit(constraints={"cpu_milli": 1500, "host_mem_mib": 512})
+    lab.submit()
+    lab.schedule()
+    asked = [(order.spec.memory_mib, order.spec.cpu_milli) for order in lab.sync(node) if order.spec is not None]
+    assert sorted(asked, key=str) == [(512, 1500), (None, None)]
+
+
 def test_a_job_goes_the_whole_way(lab: Lab) -> None:
     node = lab.node("n1", 24564)
     job = lab.submit(gpu_mem_mib=4096, argv=("python", "train.py"), env={"A": "b"}, checkpoint="/tmp/c")
