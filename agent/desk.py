@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from agent.artifacts import ArtifactUploader
 from agent.devices import devices_denied
@@ -185,7 +186,10 @@ class RankDesk:
             seen = row.observed()
             live = self.live.get(row.rank)
             if live is not None and not row.is_final:
-                seen = from_json(Observed, {**seen.to_json(), "state": live.state, "started_at": live.started_at})
+                seen = replace(seen, state=live.state, started_at=live.started_at, began_s=live.began_s)
+            ending = self.endings.open.get(row.rank)
+            if ending is not None and ending.state is not None and not row.is_final:
+                seen = replace(seen, exit=ending.state.exit)  # it is over, though the report of its end is not complete
             found.append(seen)
         return tuple(found)
 

@@ -31,6 +31,7 @@ class RankState:
     launch_error: LaunchError | None = None  # with LAUNCH_FAILED
     launch_detail: str | None = None
     started_at: float | None = None  # Unix time, for display
+    began_s: float | None = None  # while it runs: when it began, in CLOCK_BOOTTIME seconds
     checkpoint_seen: bool = False
 
 

@@ -261,7 +261,8 @@ class ExitInfo(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Message):
     """What the agent knows of one rank. ``released`` None = not proven yet, True = process tree gone and card
-    memory back, False = 60 s without that proof (the server quarantines the slices)."""
+    memory back, False = 60 s without that proof (the server quarantines the slices). ``exit`` of a rank that is RUNNING:
+    its program has ended, and the report of its end waits for the last output or for the proof."""
 
     rank: RankId
     epoch: int
@@ -273,6 +274,7 @@ class Observed(Message):
     released: bool | None = None
     started_at: float | None = None  # Unix time on the node, for display only
     checkpoint_seen: bool = False  # a file appeared or changed at the job's checkpoint path during the stop
+    began_s: float | None = None  # while it runs: when it began, on the clock of SyncRequest.uptime_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,6 +331,7 @@ class SyncRequest(Message):
     results: tuple[CommandResult, ...] = ()
     answer: RestoreAnswer | None = None
     sent_at: float | None = None  # Unix time by the node's clock when this was sent; None = an agent that does not tell
+    uptime_s: float | None = None  # since the node's boot, when the request was made, by a clock that nobody sets
 
     def to_json(self, *, columns: bool = False) -> dict[str, Any]:
         found = Message.to_json(self)

@@ -23,7 +23,7 @@ from typing import Any
 from agent import cgroups, launch, procs, rankdir, secretdir
 from agent.processes import RankState, Recoverable
 from agent.protocol import ExitCause, ExitInfo, ProtocolError, RankId, RankSpec, rank_parts
-from agent.recovery import final_read, launch_failed, rank_examine
+from agent.recovery import final_read, launch_failed, rank_examine, running_state
 from agent.zygotes import ZygoteLink
 
 log = logging.getLogger(__name__)
@@ -442,7 +442,7 @@ class RankProcesses:
         started = rankdir.file_read(held.path, rankdir.STARTED)
         # started.json is there a moment before the exec; a second later a program that could not start would have said so.
         if started is not None and (is_running or held.told.state == "RUNNING" or time.monotonic() - held.starting_since > _LOOK_S):
-            self._tell(held, RankState(rank=held.rank, state="RUNNING", started_at=started["started_at"]))
+            self._tell(held, running_state(held.rank, started))
         if not is_alive:
             self._shim_lost(held, started is not None)
 
@@ -470,10 +470,13 @@ class RankProcesses:
     def _lost(self, held: _Held, text: str) -> None:
         """It ran, nobody minds it and no shim could: end it. How the program ended, or would have, nobody knows."""
         log.error("Rank %s is given up: its %s.", held.rank, text)
-        self._group(held).kill()
-        end = ExitInfo(cause="exit_unknown", detail=f"The rank's {text}.")
+        group, began = self._group(held), held.told.began_s
+        # What lives until this kill has run until now; of what was gone already nobody knows when it ended.
+        ran_s = round(procs.boottime() - began, 3) if began is not None and group.populated() else None
+        group.kill()
+        end = ExitInfo(cause="exit_unknown", detail=f"The rank's {text}.", ran_s=ran_s)
         with contextlib.suppress(OSError):  # no directory
-            rankdir.exit_write(held.path, cause=end.cause, code=None, signal=None, detail=end.detail)
+            rankdir.exit_write(held.path, cause=end.cause, code=None, signal=None, detail=end.detail, ran_s=ran_s)
         self._tell(held, RankState(rank=held.rank, state="EXITED", exit=end, started_at=held.told.started_at))
 
     def _never_started(self, held: _Held, text: str) -> None:

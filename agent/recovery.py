@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from agent import rankdir
 from agent.cgroups import CgroupGroup, SessionGroup
@@ -38,6 +39,17 @@ def final_read(rank: RankId, path: str) -> RankState | None:
     return launch_failed(rank, failed["kind"], failed["text"]) if failed is not None else None
 
 
+def running_state(rank: RankId, started: dict[str, Any]) -> RankState:
+    """``started``: the rank's started.json."""
+    return RankState(rank=rank, state="RUNNING", started_at=started["started_at"], began_s=started.get("began_at"))
+
+
+def ran_s(started: dict[str, Any], code: dict[str, Any]) -> float | None:
+    """How long a program ran whose end the zygote saw; None: it did not say when."""
+    began, ended = started.get("began_at"), code.get("ended_at")
+    return None if began is None or ended is None else round(max(0.0, ended - began), 3)
+
+
 def launch_failed(rank: RankId, kind: LaunchError, text: str) -> RankState:
     return RankState(rank=rank, state="LAUNCH_FAILED", launch_error=kind, launch_detail=text)
 
@@ -63,7 +75,7 @@ def rank_examine(rank: RankId, path: str, group: CgroupGroup | SessionGroup, *, 
     if started is None:
         running = RankState(rank=rank, state="PREPARING")
     else:
-        running = RankState(rank=rank, state="RUNNING", started_at=started["started_at"])
+        running = running_state(rank, started)
     if rankdir.claim_held(path):
         return Found(state=running, shim=rankdir.claim_owner(path))
     # 5. Its shim is dead; it may have written its last word between the first look and this one.
@@ -79,12 +91,15 @@ def rank_examine(rank: RankId, path: str, group: CgroupGroup | SessionGroup, *, 
     code = rankdir.file_read(path, rankdir.CODE)
     if code is None or code["pid"] != started["pid"]:
         return _ended(rank, path, "exit_unknown", "The program ended while nobody could see how.")
-    return _ended(rank, path, "exited", None, status=code["status"])
+    return _ended(rank, path, "exited", None, status=code["status"], ran_s=ran_s(started, code))
 
 
-def _ended(rank: RankId, path: str, cause: ExitCause, detail: str | None, *, status: int | None = None) -> Found:
+def _ended(
+    rank: RankId, path: str, cause: ExitCause, detail: str | None, *, status: int | None = None, ran_s: float | None = None
+) -> Found:
     number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if status is not None and number is None else None
     with contextlib.suppress(OSError):  # no directory: the next agent comes to the same end
-        rankdir.exit_write(path, cause=cause, code=code, signal=number, detail=detail)
-    return Found(state=RankState(rank=rank, state="EXITED", exit=ExitInfo(cause=cause, code=code, signal=number, detail=detail)))
+        rankdir.exit_write(path, cause=cause, code=code, signal=number, detail=detail, ran_s=ran_s)
+    info = ExitInfo(cause=cause, code=code, signal=number, detail=detail, ran_s=ran_s)
+    return Found(state=RankState(rank=rank, state="EXITED", exit=info))

@@ -271,6 +271,7 @@ class Runner:
             results=self._store.results(),
             sent_at=time.time(),
             answer=self._desk.restored_answer(self._ask) if self._ask is not None else None,
+            uptime_s=round(boottime(), 3),
         )
         return request, due
 

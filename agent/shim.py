@@ -92,7 +92,7 @@ class Shim:
         self.start_time = 0
         self.adopted = False
         self.limit_at: float | None = None
-        self.began_at = 0.0
+        self.began_at = self.ran_s = 0.0
         self.stop: Stop | None = None
         self.main_ended = False
         self.status: int | None = None  # as waitpid gives it; None = nobody saw it
@@ -290,7 +290,7 @@ class Shim:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        ran_s = round(procs.boottime() - self.began_at, 3)
+        self.ran_s = round(procs.boottime() - self.began_at, 3)
         left = self._clear_away()
         secretdir.remove(self.order.get("secrets"))
         if self.adopted:
@@ -308,7 +308,7 @@ class Shim:
         seen = self.stop is not None and self.stop.checkpoint.changed()
         while True:
             try:
-                rankdir.exit_write(".", cause=cause, code=code, signal=number, detail=detail, checkpoint_seen=seen, ran_s=ran_s)
+                rankdir.exit_write(".", cause=cause, code=code, signal=number, detail=detail, checkpoint_seen=seen, ran_s=self.ran_s)
                 break
             except FileNotFoundError:
                 raise  # forgotten meanwhile
@@ -340,6 +340,8 @@ class Shim:
             found = rankdir.file_read(".", rankdir.CODE)
             if found is not None and found["pid"] == self.pid:
                 self.status = found["status"]
+                if self.stop is None and (ended := found.get("ended_at")) is not None:
+                    self.ran_s = round(min(self.ran_s, max(0.0, ended - self.began_at)), 3)  # the zygote saw it before we did
                 return
             if is_over:
                 return

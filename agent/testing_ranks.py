@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.processes import RankState, Recoverable
+from agent.procs import boottime
 from agent.protocol import ExitCause, ExitInfo, RankId, RankSpec
 
 
@@ -41,7 +42,7 @@ class FakeProcesses:
 
     def running(self, rank: RankId, *pids: int) -> None:
         self.tree[rank] = set(pids)
-        self._tell(RankState(rank=rank, state="RUNNING", started_at=time.time()))
+        self._tell(RankState(rank=rank, state="RUNNING", started_at=time.time(), began_s=boottime()))
 
     def prints(self, rank: RankId, data: bytes) -> None:
         with open(self.rank_dir(rank) / "output.log", "ab") as file:

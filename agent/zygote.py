@@ -129,12 +129,13 @@ class Zygote:
                 started = rankdir.file_read(path, rankdir.STARTED)
                 if started is not None and self._is_ours(int(started["pid"]), ended):
                     self._orphans[int(started["pid"])] = path
+        at = procs.boottime()
         for pid, status in ended:
             path = self._orphans.pop(pid, None)
             if path is not None:
                 # The directory is gone or the disk is full: then the exit stays unknown.
                 with contextlib.suppress(OSError):
-                    rankdir.file_write(path, rankdir.CODE, {"pid": pid, "status": status}, durable=True)
+                    rankdir.file_write(path, rankdir.CODE, {"pid": pid, "status": status, "ended_at": at}, durable=True)
 
 
 def main(fd: int) -> NoReturn:

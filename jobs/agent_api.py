@@ -34,7 +34,7 @@ from nodes import live
 from nodes.auth import node_authenticate
 from nodes.doubts import doubt
 from nodes.models import Node, NodeState
-from nodes.services import NodeSync, node_enrol, node_ready, node_sync
+from nodes.services import NodeSync, node_enrol, node_heard, node_ready, node_sync
 from quotas.errors import DomainError
 from quotas.secrets import KeyMissing
 from quotas.throttles import client_address, throttle_allow
@@ -126,6 +126,8 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         return _refuse(403, "not_yours", f"Rank {error.key} belongs to another node.")
     if not seen.accepted:
         return _refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
+    if not seen.is_repeat:
+        node_heard(node=node, sync=message, now=now)
     # 3. A full reconcile is done: the node takes work again.
     if node.state == NodeState.RECOVERING and not seen.is_repeat and not node.restore and node_ready(node=node, now=now):
         pass_nudge()
@@ -156,12 +158,20 @@ def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[Nod
     if node.restore:
         # Back from a backup: no orders for this node until it has said what ran on it since.
         answer = None if seen.is_repeat else message.answer
-        return seen, restore_sync(node=node, observed=message.observed, answer=answer, now=now)
+        applied = restore_sync(node=node, observed=message.observed, answer=answer, now=now, last=seen.before, uptime_s=message.uptime_s)
+        return seen, applied
     if seen.is_repeat:
         return seen, Applied(ranks=ranks_of(node))  # an answer that was lost: say it again, change nothing
     if seen.inventory_changed:
         pass_nudge()
-    return seen, observed_apply(node=node, observed=message.observed, now=now, boot_changed=seen.boot_changed)
+    return seen, observed_apply(
+        node=node,
+        observed=message.observed,
+        now=now,
+        boot_changed=seen.boot_changed,
+        last=seen.before,
+        uptime_s=message.uptime_s,
+    )
 
 
 def _own_rank(node: Node, key: str) -> Rank | HttpResponse:

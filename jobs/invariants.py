@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from django.db.models import Case, Count, F, Max, Q, Sum, Value, When
 
 from jobs import logs
+from jobs.alive import alive_until
 from jobs.lifecycle import FINAL, LIVE, MOVES, RANK_FINAL, JobState, RankState, SliceState
 from jobs.machines import hosts_read
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
@@ -20,6 +21,8 @@ from nodes.models import Gpu, Node
 from quotas.models import LedgerEntry, Quota
 
 Check = Callable[[datetime], list[str]]
+#: So far a charge may go beyond the last proof of life: two clocks are never quite one.
+PROOF_SLACK = timedelta(seconds=1)
 
 
 def cards_are_not_oversold(now: datetime) -> list[str]:
@@ -142,6 +145,33 @@ def charges_match_slices(now: datetime) -> list[str]:
     return found + [f"slice {pk}: charged without having been active" for pk in sorted(charged)]
 
 
+def charges_end_with_life(now: datetime) -> list[str]:
+    """No charge goes beyond its rank's last proof of life (the node's own word, else the last sync that saw it) by more than a second.
+    Of a rank that was written off that lies before the moment in which its node was missed."""
+    found: list[str] = []
+    missed: dict[tuple[int, int], datetime] = {
+        row[:2]: row[2] for row in JobEvent.objects.filter(code="node_silent").order_by().values_list("job_id", "epoch").annotate(Max("at"))
+    }
+    charged = Slice.objects.filter(active_at__isnull=False, releasing_at__isnull=False, rank__observed__in=RANK_FINAL).values_list(
+        "pk",
+        "active_at",
+        "releasing_at",
+        "rank__started_at",
+        "rank__ran_s",
+        "rank__observed",
+        "rank__attempt__job_id",
+        "rank__attempt__epoch",
+    )  # fmt: skip
+    for pk, active, releasing, started, ran_s, observed, job, epoch in charged.iterator(chunk_size=5000):
+        end = alive_until(started, ran_s, now=active)
+        if releasing > max(end, active) + PROOF_SLACK:
+            found.append(f"slice {pk}: charged until {releasing}, known to live until {end}")
+        silent = missed.get((job, epoch))
+        if observed == RankState.LOST and silent is not None and releasing > silent + PROOF_SLACK:
+            found.append(f"slice {pk}: charged until {releasing}, its node was silent from {silent}")
+    return found
+
+
 def counters_match(now: datetime) -> list[str]:
     """A quota's active jobs and held cards are what its owner's jobs come to."""
     found: list[str] = []
@@ -177,6 +207,7 @@ CHECKS: tuple[Check, ...] = (
     running_jobs_hold_active_slices,
     ended_attempts_hold_nothing,
     charges_match_slices,
+    charges_end_with_life,
     counters_match,
     logs_are_whole,
 )

@@ -1,7 +1,7 @@
 """The ledger made again from what it was made of, and compared: every slice's time and share, and the log of the jobs' moves.
 
-A replay reads ``Slice`` (when it was ACTIVE, its share) and ``JobEvent`` (when its attempt was placed and ended), never the ledger
-itself, and says what differs. Nothing is written.
+A replay reads ``Slice`` (when it was ACTIVE, its share), ``Rank`` (how long it is known to have run) and ``JobEvent`` (when its attempt
+was placed and ended), never the ledger itself, and says what differs. Nothing is written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
+from jobs.alive import alive_until
 from jobs.models import JobEvent, Slice
 from quotas import calendar
 from quotas.models import LedgerEntry, Quota
@@ -33,24 +34,26 @@ class Replayed:
     differences: list[str] = field(default_factory=list)
 
 
-def _slices() -> Iterator[tuple[int, float, datetime, datetime, int, int, int, int]]:
+def _slices() -> Iterator[tuple[int, float, datetime, datetime, int, int, int, int, datetime | None, float | None]]:
     rows = Slice.objects.filter(active_at__isnull=False, releasing_at__isnull=False).order_by("pk")
     columns = (
         "pk", "share", "active_at", "releasing_at", "rank__attempt__epoch", "rank__attempt__job_id", "rank__attempt__job__owner_id",
-        "rank__attempt__job__project_id",
+        "rank__attempt__job__project_id", "rank__started_at", "rank__ran_s",
     )  # fmt: skip
     yield from rows.values_list(*columns).iterator(chunk_size=CHUNK)
 
 
 def _attempts() -> dict[tuple[int, int], list[datetime]]:
     """(job, epoch) → [when it was placed, when it ended or was last heard of], by the log of moves. Without those in which our clock
-    was set back: their times say nothing."""
+    was set back: their times say nothing; and without those that a restored database took over from a node, which ran before."""
     found: dict[tuple[int, int], list[datetime]] = {}
     odd: set[tuple[int, int]] = set()
-    rows = JobEvent.objects.exclude(from_state="", to_state="").filter(epoch__gt=0).order_by("pk").values_list("job_id", "epoch", "at")
-    for job, epoch, at in rows.iterator(chunk_size=CHUNK):
+    rows = (
+        JobEvent.objects.exclude(from_state="", to_state="").filter(epoch__gt=0).order_by("pk").values_list("job_id", "epoch", "at", "code")
+    )
+    for job, epoch, at, code in rows.iterator(chunk_size=CHUNK):
         span = found.setdefault((job, epoch), [at, at])
-        if at < span[1]:
+        if at < span[1] or code == "adopted":
             odd.add((job, epoch))
         span[1] = max(span[1], at)
     return {key: span for key, span in found.items() if key not in odd}
@@ -68,7 +71,7 @@ def replay(*, now: datetime) -> Replayed:
     attempts = _attempts()
     month = calendar.month_of(now)
     of_month: dict[int, float] = defaultdict(float)
-    for pk, share, active, releasing, epoch, job, owner, project in _slices():
+    for pk, share, active, releasing, epoch, job, owner, project, started, ran_s in _slices():
         owed = share * max(0.0, (releasing - active).total_seconds())
         found.slices, found.owed_s = found.slices + 1, found.owed_s + owed
         found.by_user[owner] += owed
@@ -82,6 +85,9 @@ def replay(*, now: datetime) -> Replayed:
             found.differences.append(f"slice {pk} of job {job}: owes {owed:.3f} GPU-s, the ledger has {entry[0]:.3f}")
         if entry[1:4] != (job, owner, project):
             found.differences.append(f"slice {pk}: of job {job}, user {owner}, project {project}; the ledger has {entry[1:4]}")
+        alive = alive_until(started, ran_s, now=active)
+        if releasing > max(alive, active) + EVENT_SLACK:
+            found.differences.append(f"slice {pk} of job {job}: in use until {releasing}, its program is known to have run until {alive}")
         span = attempts.get((job, epoch))
         if span is not None and (active < span[0] - EVENT_SLACK or releasing > span[1] + EVENT_SLACK):
             found.differences.append(f"slice {pk} of job {job}: in use from {active} to {releasing}, outside of what its events say")

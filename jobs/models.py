@@ -164,6 +164,9 @@ class Rank(models.Model):
     spec_sha256 = models.CharField(max_length=64, blank=True)
     lease_s = models.PositiveIntegerField(_("lease, s"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
+    began_s = models.FloatField(null=True, editable=False)  # its start by its node's uptime
+    # How long it is known to have run, up to the last proof of life. None: it runs, and each sync of its node that lists it is one.
+    ran_s = models.FloatField(_("ran for, s"), null=True, blank=True, editable=False)
     exited_at = models.DateTimeField(_("exited"), null=True, blank=True)
     exit_cause = models.CharField(_("exit cause"), max_length=24, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
@@ -185,7 +188,7 @@ class Rank(models.Model):
 
 
 class Slice(models.Model):
-    """A part of a card that a rank holds. Charged from ``active_at`` to ``releasing_at``."""
+    """A part of a card that a rank holds. Charged from ``active_at`` to ``releasing_at``: its program's start and last proof of life."""
 
     rank = models.ForeignKey(Rank, verbose_name=_("rank"), on_delete=models.PROTECT, related_name="slices")
     gpu = models.ForeignKey("nodes.Gpu", verbose_name=_("GPU"), on_delete=models.PROTECT, related_name="slices")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from jobs.alive import alive_until, seen_s
 from jobs.history import lately_read
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
 from jobs.machines import hosts_read, nodes_all, nodes_lock, nodes_read
@@ -17,6 +18,7 @@ from jobs.policy import policy_current
 from jobs.requests import JobRequest, Requests, request_make
 from jobs.scheduler import types as core
 from jobs.usage import LivePart, weights_read
+from nodes.telemetry import Seen
 from quotas.selectors import standing_of
 from quotas.sql import Select
 
@@ -26,9 +28,12 @@ _parts_rows = Select(
     lambda: (
         Slice.objects.exclude(state=SliceState.RELEASED)
         .order_by("pk")
-        .values_list("gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state", "share", "held_at", "active_at")
+        .values_list(
+            "gpu_id", "mib", "is_exclusive", "rank__attempt__job_id", "state", "share", "held_at", "active_at",
+            "rank__observed", "rank__started_at", "rank__began_s", "rank__ran_s", "rank__node__last_seen_at", "rank__node__last_uptime_s",
+        )
     )
-)
+)  # fmt: skip
 _live_rows = Select(
     lambda: Job.objects.filter(state__in=(JobState.STARTING, JobState.RUNNING, JobState.STOPPING))
     .order_by("pk")
@@ -85,7 +90,7 @@ def _live_read(now: datetime, requests: Requests) -> tuple[tuple[core.Slice, ...
     slices: list[core.Slice] = []
     by_job: dict[int, list[core.Slice]] = defaultdict(list)
     placed_at: dict[int, float] = {}
-    for gpu, mib, whole, job, state, _share, held_at, _active_at in parts:
+    for gpu, mib, whole, job, state, _share, held_at, *_life in parts:
         part = _slice(gpu, mib, whole, job, state)
         slices.append(part)
         by_job[job].append(part)
@@ -108,11 +113,29 @@ def _live_read(now: datetime, requests: Requests) -> tuple[tuple[core.Slice, ...
     )
     owners = {run.job: (run.user, run.project) for run in running}
     used = [
-        LivePart(user=owners[job][0], project=owners[job][1], share=share, since=active_at.timestamp())
-        for _gpu, _mib, _whole, job, state, share, _held_at, active_at in parts
+        LivePart(user=owners[job][0], project=owners[job][1], share=share, since=active_at.timestamp(), until=_alive_until(*life, now=now))
+        for _gpu, _mib, _whole, job, state, share, _held_at, active_at, *life in parts
         if state == SliceState.ACTIVE and active_at is not None and job in owners
     ]
     return tuple(slices), running, used
+
+
+def _alive_until(
+    observed: str,
+    started_at: datetime | None,
+    began_s: float | None,
+    ran_s: float | None,
+    heard_at: datetime | None,
+    uptime_s: float | None,
+    *,
+    now: datetime,
+) -> float:
+    """Until when a part counts as used: now, or the last proof of life where the node is silent or knows no more of it."""
+    if ran_s is None:
+        if observed != RankState.UNKNOWN:
+            return now.timestamp()
+        ran_s = seen_s(started_at=started_at, began_s=began_s, last=Seen(heard_at.timestamp(), uptime_s=uptime_s) if heard_at else None)
+    return min(now, alive_until(started_at, ran_s, now=now)).timestamp()
 
 
 def _failed_on() -> dict[int, set[int]]:

@@ -69,6 +69,7 @@ class Node(models.Model):
     restore = models.CharField(_("restore to answer"), max_length=36, blank=True, default="", editable=False)
     inventory_sha256 = models.CharField(max_length=64, blank=True, editable=False)
     last_seen_at = models.DateTimeField(_("last seen"), null=True, blank=True)
+    last_uptime_s = models.FloatField(null=True, editable=False)  # how long it had been up by then
     hostname = models.CharField(_("host name"), max_length=253, blank=True)
     address = models.CharField(_("address"), max_length=253, blank=True)
     os = models.CharField(_("operating system"), max_length=120, blank=True)

@@ -24,7 +24,7 @@ from nodes.inventory import SILENT
 from nodes.labels import node_label
 from nodes.liveness import silent_nodes, watch_next
 from nodes.models import AgentCommand, EnrolToken, Gpu, Installation, Node, NodeState
-from nodes.sync import NodeSync, node_ready, node_sync
+from nodes.sync import NodeSync, node_heard, node_ready, node_sync
 from nodes.text import json_clean, text_clean
 from quotas.audit import audit
 
@@ -37,6 +37,7 @@ __all__ = [
     "liveness_check",
     "node_cordon",
     "node_enrol",
+    "node_heard",
     "node_label",
     "node_ready",
     "node_resume",
@@ -303,14 +304,15 @@ def _nodes_unknown(ids: Iterable[int], *, now: datetime) -> list[int]:
 
 
 def last_seen_flush() -> int:
-    """Bring ``last_seen_at`` of all nodes to the database in one statement; returns how many rows. Never moves it back."""
+    """Bring ``last_seen_at`` of all nodes, and the uptime told then, to the database in one statement; returns how many rows.
+    Never moves it back."""
     seen = telemetry.nodes_last_seen()
     if not seen:
         return 0
     rows = []
-    for node in Node.objects.filter(pk__in=seen).only("pk", "last_seen_at"):
+    for node in Node.objects.filter(pk__in=seen).only("pk", "last_seen_at", "last_uptime_s"):
         at = datetime.fromtimestamp(seen[node.pk].at, UTC)
         if node.last_seen_at is None or node.last_seen_at < at:
-            node.last_seen_at = at
+            node.last_seen_at, node.last_uptime_s = at, seen[node.pk].uptime_s
             rows.append(node)
-    return Node.objects.bulk_update(rows, ["last_seen_at"]) if rows else 0
+    return Node.objects.bulk_update(rows, ["last_seen_at", "last_uptime_s"]) if rows else 0

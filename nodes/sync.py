@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import transaction
@@ -26,6 +26,7 @@ from nodes.events import BIG, Holders, events_take
 from nodes.inspections import inspection_results
 from nodes.inventory import inventory_apply, inventory_sha256
 from nodes.models import AgentCommand, Node, NodeState
+from nodes.telemetry import Seen
 from nodes.text import NAME, text_cap
 from quotas.sql import Select
 
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 PAST_SESSIONS = 32
 RESULT_MAX = 64 * 1024
+#: While Redis is away a node's row says when it was heard of, as often as its flush would.
+FLUSH = timedelta(seconds=4)
+UPTIME_MOST_S = 1e10  # 300 years
 COMMANDS_MAX = 32  # a sync; the rest comes with the next ones
 #: Compiled once, as every sync asks. With room for those that ran out and that upkeep has not taken away yet.
 _queued_of_node = Select(
@@ -52,7 +56,8 @@ class NodeSync:
     ``is_repeat``: answer with the orders, but apply nothing. ``boot_changed``: the machine was started anew since its
     last accepted sync, which is proof that nothing of before runs; it is told once, so apply it in the same transaction.
     ``cards_changed``: a card went out of service or came back, or a job has to fail for what its program did to one.
-    ``state`` is the node's now: while it is RECOVERING, call ``node_ready`` once the observed list is applied.
+    ``state`` is the node's now: while it is RECOVERING, call ``node_ready`` once the observed list is applied. ``before``: the sync
+    that was accepted before this one, the last proof of life of what this one no longer names.
     """
 
     accepted: bool
@@ -65,6 +70,7 @@ class NodeSync:
     want_inventory: bool = False
     state: str = ""
     inventory_changed: bool = False
+    before: Seen | None = None
     cards_changed: bool = False
 
 
@@ -72,8 +78,8 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
     """Take a sync of ``node``, as loaded by ``node_authenticate`` for this request; its fields are brought up to date.
 
     Where anything is to be written (new session, changed inventory, events, results) it is one transaction; put the
-    applying of ``observed`` in the same one if ``boot_changed`` must not be lost to a crash in between. ``holders`` tells who
-    has which card, for faults that a program caused.
+    applying of ``observed`` in the same one if ``boot_changed`` must not be lost to a crash in between, and call ``node_heard`` when
+    all of it is committed. ``holders`` tells who has which card, for faults that a program caused.
     """
     if sync.proto != PROTO:
         return NodeSync(accepted=False, refusal="unsupported_proto", state=node.state)
@@ -83,12 +89,12 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
 
     # 1. Whose session is it? A sync of the current one that isn't newer than the last changes nothing.
     is_new_session = sync.session != node.session
+    last = telemetry.node_last_seen(node.pk)
     if is_new_session and sync.session in node.past_sessions:
         return NodeSync(accepted=False, refusal="superseded_session", state=node.state)
-    if not is_new_session:
-        last = telemetry.node_last_seen(node.pk)
-        if last is not None and last.session == sync.session and sync.seq <= last.seq:
-            return NodeSync(accepted=True, is_repeat=True, commands=commands_for(node=node, now=now), state=node.state)
+    if last is not None and last.session == sync.session and sync.seq <= last.seq and not is_new_session:
+        return NodeSync(accepted=True, is_repeat=True, commands=commands_for(node=node, now=now), state=node.state)
+    before = seen_latest(last, node, now=now)
 
     # 2. Is there anything to write?
     sha256 = inventory_sha256(sync.inventory) if sync.inventory is not None else None
@@ -116,18 +122,7 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
             if is_new_session or is_back or inventory_changed:
                 live.publish("pool", {"node": node.pk, "state": node.state})
 
-    # 3. It was heard of. After the writes, so that a sync that failed is not a repeat when it comes again.
-    telemetry.sync_store(
-        node_id=node.pk,
-        session=sync.session,
-        seq=sync.seq,
-        at=now.timestamp(),
-        statuses=sync.gpus,
-        host=sync.host,
-        processes=sync.processes,
-        health=sync.health,
-        skew_s=None if sync.sent_at is None else now.timestamp() - sync.sent_at,
-    )
+    # 3. What waits for it.
     return NodeSync(
         accepted=True,
         is_new_session=is_new_session,
@@ -138,7 +133,45 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
         state=node.state,
         inventory_changed=inventory_changed,
         cards_changed=cards_changed,
+        before=before,
     )
+
+
+def node_heard(*, node: Node, sync: SyncRequest, now: datetime) -> None:
+    """The node was heard of. Call it once all that an accepted sync says is committed: one that failed must neither be a repeat when
+    it comes again nor prove that what it no longer named was alive. No SQL, or one statement while Redis is away."""
+    uptime_s = sync.uptime_s if sync.uptime_s is not None and 0 <= sync.uptime_s < UPTIME_MOST_S else None
+    kept = telemetry.sync_store(
+        node_id=node.pk,
+        session=sync.session,
+        seq=sync.seq,
+        at=now.timestamp(),
+        statuses=sync.gpus,
+        host=sync.host,
+        processes=sync.processes,
+        health=sync.health,
+        skew_s=None if sync.sent_at is None else now.timestamp() - sync.sent_at,
+        uptime_s=uptime_s,
+    )
+    if not kept and (node.last_seen_at is None or now - node.last_seen_at >= FLUSH):
+        node.last_seen_at, node.last_uptime_s = now, uptime_s
+        Node.objects.filter(pk=node.pk).update(last_seen_at=now, last_uptime_s=uptime_s)
+
+
+def seen_latest(seen: Seen | None, node: Node, *, now: datetime) -> Seen | None:
+    """The last sync of the node by what Redis has (``seen``) and what its row has: the row is a few seconds behind, unless Redis was
+    away or emptied. A row that is of the future is of before our clock was set back."""
+    at = node.last_seen_at
+    if at is None or (seen is not None and not seen.at < at.timestamp() <= now.timestamp()):
+        return seen
+    return Seen(at=at.timestamp(), uptime_s=node.last_uptime_s)
+
+
+def nodes_seen(nodes: Iterable[Node], *, now: datetime) -> dict[int, Seen]:
+    """The last sync of each of these nodes, where there was one. One round trip to Redis, no SQL."""
+    known = telemetry.nodes_last_seen() or {}
+    found = ((node.pk, seen_latest(known.get(node.pk), node, now=now)) for node in nodes)
+    return {pk: seen for pk, seen in found if seen is not None}
 
 
 def node_ready(*, node: Node, now: datetime | None = None) -> bool:

@@ -1,7 +1,7 @@
 """The latest word from each node, in Redis. Hints only: every function works with Redis away (None) or empty.
 
 Keys, all of ``settings.LIVE_REDIS_URL``:
-  nebula:seen          hash  node id → "<unix time> <session> <seq>": the last sync that was accepted
+  nebula:seen          hash  node id → "<unix time> <session> <seq> <uptime>": the last sync that was accepted
   nebula:watch         hash  checked_at, epoch: when liveness was checked last, and since when it has been watching
   nebula:health:<node> hash  card UUID → JSON of its slow facts with told_at, gone after 15 min
   nebula:gpus:<node>   JSON  {"at": unix time, "gpus": {uuid: status}, "host": {…}, "skew_s": …; both may be absent}, gone after 60 s
@@ -61,13 +61,15 @@ _client_of: tuple[str, int] | None = None  # URL and process: a fork must not sh
 _rest_until = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """The last accepted sync of a node: Unix time by the server's clock, and where the agent's session was."""
+    """The last accepted sync of a node: Unix time by the server's clock, where the agent's session was, and how long the node had
+    been up by then (None: its agent did not tell)."""
 
     at: float
     session: str = ""
     seq: int = 0
+    uptime_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +175,12 @@ def sync_store(
     processes: Sequence[GpuProcess] | None = None,
     health: Sequence[GpuHealth] = (),
     skew_s: float | None = None,
-) -> None:
+    uptime_s: float | None = None,
+) -> bool:
     """Keep that the node was heard of at ``at`` (Unix time) and what it is like; ``processes`` None = not listed this time,
     ``health``: the slow facts of the cards where they are told this time, ``skew_s``: how far the node's clock is behind ours.
 
-    One round trip, no SQL.
+    One round trip, no SQL. False if Redis is away.
     """
     document: dict[str, Any] = {"at": at, "gpus": {status.uuid: _status_json(status) for status in statuses}}
     if host is not None:
@@ -185,9 +188,11 @@ def sync_store(
     if skew_s is not None and math.isfinite(skew_s):
         document["skew_s"] = round(skew_s, 1)
 
-    def write(c: redis.Redis) -> None:
+    seen = f"{at:.3f} {session} {seq}" + ("" if uptime_s is None else f" {uptime_s:.3f}")
+
+    def write(c: redis.Redis) -> bool:
         pipe = c.pipeline(transaction=False)
-        pipe.hset(SEEN_KEY, str(node_id), f"{at:.3f} {session} {seq}")
+        pipe.hset(SEEN_KEY, str(node_id), seen)
         pipe.set(_gpus_key(node_id), json.dumps(document, separators=(",", ":")), ex=STATUS_TTL_S)
         if processes is not None:
             listed = {"at": at, "processes": [process.to_json() for process in processes[:PROCESSES_MAX]]}
@@ -197,8 +202,9 @@ def sync_store(
             pipe.hset(_health_key(node_id), mapping={facts.uuid: json.dumps(_health_json(facts, at)) for facts in health[:CARDS_MAX]})
             pipe.expire(_health_key(node_id), HEALTH_TTL_S)
         pipe.execute()
+        return True
 
-    ask(write, None)
+    return ask(write, False)
 
 
 def events_counted(node_id: int, events: int) -> int:
@@ -386,7 +392,7 @@ def _float(value: str | None) -> float | None:
 def _seen_parse(text: str | None) -> Seen | None:
     parts = (text or "").split(" ")
     try:
-        return Seen(at=float(parts[0]), session=parts[1], seq=int(parts[2]))
+        return Seen(at=float(parts[0]), session=parts[1], seq=int(parts[2]), uptime_s=float(parts[3]) if len(parts) > 3 else None)
     except (ValueError, IndexError):
         return None
 

@@ -231,6 +231,22 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "F30": (
+        "a charge runs on until the system hears of the end",
+        {
+            "jobs/test_charge_ends.py": (
+                "test_a_node_that_was_off_and_rebooted_costs_what_was_seen_to_run",
+                "test_what_staff_write_off_costs_what_was_seen_to_run",
+                "test_a_lease_that_ran_out_costs_what_was_seen_to_run",
+                "test_what_ended_after_the_backup_costs_until_the_backup_whatever_redis_has_heard_since",
+                "test_agent_and_shim_killed_together_cost_until_the_last_sync_of_the_agent_before",
+                "test_the_checks_find_a_charge_that_goes_on_until_the_end_was_heard_of",
+                "test_live_use_and_fair_share_count_until_the_last_sync_too",
+            ),
+            "agent/test_runner.py": ("test_a_program_that_is_over_is_told_as_such_while_its_report_waits_for_its_last_output",),
+            "agent/test_zygote.py": ("test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes",),
+        },
+    ),
     "F13": (
         "one person's work stops everybody's",
         {

@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import F
 
 from jobs import logs
+from jobs.alive import seen_s
 from jobs.known_errors import OUT_OF_MEMORY, error_in, output_tail
 from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Slice
@@ -19,6 +20,7 @@ from jobs.notify import pass_nudge
 from jobs.services.faults import card_to_blame
 from jobs.services.known import known_error_note
 from jobs.services.moves import jobs_move
+from nodes.sync import nodes_seen
 from quotas.counters import Counters
 from quotas.sql import swap
 
@@ -143,6 +145,16 @@ def attempt_finish(
     ranks_forget(ranks, free=free)
     pass_nudge()
     return True
+
+
+def rank_end_unheard(rank: Rank, *, now: datetime, **changes: Any) -> bool:
+    """Ends a rank that its node does not report. It ran until its last proof of life, which is written down; False: it was over.
+    ``rank`` is loaded with its node."""
+    if rank.started_at is not None and rank.ran_s is None:
+        last = nodes_seen([rank.node], now=now).get(rank.node_id)
+        rank.ran_s = seen_s(started_at=rank.started_at, began_s=rank.began_s, last=last)
+    rows = Rank.objects.filter(pk=rank.pk).exclude(observed__in=RANK_FINAL)
+    return bool(rows.update(observed_at=now, exited_at=now, ran_s=rank.ran_s, **changes))
 
 
 def _is_out_of_memory(rank: Rank) -> bool:

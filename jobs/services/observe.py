@@ -9,7 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -18,6 +18,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, from_json, rank_parts
+from jobs.alive import alive_until, begin_of, seen_s, told_s
 from jobs.job_secrets import values_for
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Restore, Slice
@@ -27,14 +28,12 @@ from jobs.services.moves import jobs_move
 from jobs.services.slices import Leaving, SlicesMoved, slices_activate, slices_leave
 from jobs.services.stop import attempt_stop
 from nodes.models import Gpu, Node, NodeState
+from nodes.telemetry import Seen
 from nodes.text import text_clean
 from quotas.counters import Counters
 from quotas.sql import Select, swap
 
 log = logging.getLogger(__name__)
-
-#: So far a clock is set back by mistake, and not further.
-STEP_MOST = timedelta(hours=2)
 
 
 class ForeignRank(Exception):
@@ -59,6 +58,8 @@ class NodeRank:
     spec_sha256: str
     lease_s: int | None
     started_at: datetime | None
+    began_s: float | None
+    ran_s: float | None
     attempt: int
     job: int
 
@@ -66,6 +67,16 @@ class NodeRank:
     def needs_spec(self) -> bool:
         """A spec travels only until the agent has shown that it has it."""
         return self.desired == Want.RUN and self.observed in (RankState.NONE, RankState.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When a sync came. ``last``: the sync of the node before this one, the last proof of life of what it has no word for;
+    ``uptime_s``: how long the node had been up at this one."""
+
+    now: datetime
+    last: Seen | None = None
+    uptime_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +108,22 @@ _of_node = Select(
     .order_by("pk")
     .values_list(
         "pk", "key", "attempt__epoch", "desired", "observed", "grace_s", "stop_reason", "spec_sha256", "lease_s", "started_at",
-        "attempt_id", "attempt__job_id",
+        "began_s", "ran_s", "attempt_id", "attempt__job_id",
     )
 )  # fmt: skip
 _specs = Select(lambda ranks: Rank.objects.filter(pk__in=ranks).order_by().values_list("pk", "spec"))
 
 
-def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, boot_changed: bool) -> Applied:
-    """Applies a complete observed list. An unchanged list costs one query and no write.
+def observed_apply(
+    *,
+    node: Node,
+    observed: Sequence[Observed],
+    now: datetime,
+    boot_changed: bool,
+    last: Seen | None = None,
+    uptime_s: float | None = None,
+) -> Applied:
+    """Applies a complete observed list. An unchanged list costs one query and no write. ``last`` and ``uptime_s``: see ``Clock``.
 
     Raises ForeignRank when one of the ranks is another node's; nothing of the list is applied then.
     """
@@ -118,35 +137,36 @@ def observed_apply(*, node: Node, observed: Sequence[Observed], now: datetime, b
             news.append((rank, seen))
     reported = {seen.rank for seen in observed}
     absent = [rank for rank in ranks if rank.key not in reported and not _is_as_expected(rank)]
+    clock = Clock(now, last, uptime_s)
     if not news and not absent:
         return Applied(ranks=ranks, extra=extra)
     try:
         with transaction.atomic():
-            _apply(news, absent, now=now, boot_changed=boot_changed)
+            _apply(news, absent, clock=clock, boot_changed=boot_changed)
     except DatabaseError:
         # One rank that the database refuses must not keep the others, and this node, out for ever.
         log.exception("the news of %s are applied one by one", node.name)
         for rank, seen in news:
-            _alone([(rank, seen)], [], now=now, boot_changed=boot_changed)
+            _alone([(rank, seen)], [], clock=clock, boot_changed=boot_changed)
         for rank in absent:
-            _alone([], [rank], now=now, boot_changed=boot_changed)
+            _alone([], [rank], clock=clock, boot_changed=boot_changed)
     return Applied(ranks=ranks_of(node), extra=extra)
 
 
-def _apply(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, now: datetime, boot_changed: bool) -> None:
+def _apply(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, clock: Clock, boot_changed: bool) -> None:
     reports = [Report(rank.pk, rank.attempt, rank.job, seen) for rank, seen in news]
     if boot_changed:
         # All in one go: one after the other would take the locks of one's quotas before those of the next one's job.
         gone = [rank for rank in absent if rank.desired != Want.FORGET and not _is_unseen(rank)]
         reports += [Report(rank.pk, rank.attempt, rank.job, _rebooted(rank)) for rank in gone]
     if reports:
-        ranks_observe(reports, now=now)
+        ranks_observe(reports, clock=clock)
     forgotten = [rank.pk for rank in absent if rank.desired == Want.FORGET]
     if forgotten:
         Rank.objects.filter(pk__in=forgotten).update(is_forgotten=True)  # as told
     for rank in absent:
         if rank.desired != Want.FORGET:
-            _absent(rank, now=now, boot_changed=boot_changed)
+            _absent(rank, clock=clock, boot_changed=boot_changed)
 
 
 def _rebooted(rank: NodeRank) -> Observed:
@@ -158,10 +178,10 @@ def _is_unseen(rank: NodeRank) -> bool:
     return rank.observed == RankState.UNKNOWN and rank.started_at is None
 
 
-def _alone(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, now: datetime, boot_changed: bool) -> None:
+def _alone(news: Sequence[tuple[NodeRank, Observed]], absent: Sequence[NodeRank], *, clock: Clock, boot_changed: bool) -> None:
     try:
         with transaction.atomic():
-            _apply(news, absent, now=now, boot_changed=boot_changed)
+            _apply(news, absent, clock=clock, boot_changed=boot_changed)
     except DatabaseError:
         log.exception("rank %s can't be moved on", [rank.key for rank, _ in news] or [rank.key for rank in absent])
 
@@ -210,6 +230,8 @@ def _is_news(rank: NodeRank, seen: Observed) -> bool:
     if rank.observed in RANK_FINAL:
         # The state is for ever; only the proof that the memory is back may still come.
         return seen.released is not None and rank.desired != Want.FORGET
+    if seen.state == "RUNNING" == rank.observed:
+        return (seen.exit is not None) != (rank.ran_s is not None)  # it is over, or it lives after all
     return rank.observed != seen.state
 
 
@@ -220,8 +242,13 @@ def _is_as_expected(rank: NodeRank) -> bool:
     return rank.observed in RANK_FINAL or rank.observed == RankState.NONE
 
 
-def _absent(rank: NodeRank, *, now: datetime, boot_changed: bool) -> None:
+def _absent(rank: NodeRank, *, clock: Clock, boot_changed: bool) -> None:
     """The agent's complete list lacks this rank, which it should have. After a reboot that was a report (``_apply``)."""
+    now = clock.now
+    if rank.started_at is not None and rank.ran_s is None and not boot_changed:
+        # From now on a sync proves no more that it lives.
+        ran_s = seen_s(started_at=rank.started_at, began_s=rank.began_s, last=clock.last)
+        Rank.objects.filter(pk=rank.pk, ran_s__isnull=True).exclude(observed__in=RANK_FINAL).update(ran_s=ran_s)
     if _is_unseen(rank):
         # The order stands, the agent's own fence keeps it from running twice.
         Rank.objects.filter(pk=rank.pk, observed=RankState.UNKNOWN).update(observed=RankState.NONE, observed_at=now)
@@ -230,12 +257,12 @@ def _absent(rank: NodeRank, *, now: datetime, boot_changed: bool) -> None:
         Rank.objects.filter(pk=rank.pk, desired=Want.RUN).update(desired=Want.STOP, stop_reason="exit_unknown", stop_at=now, grace_s=0)
 
 
-def rank_observe(*, rank: Rank, seen: Observed, now: datetime) -> None:
+def rank_observe(*, rank: Rank, seen: Observed, clock: Clock) -> None:
     """One rank's news, in one transaction: the rank, its slices, its attempt and its job move together."""
-    ranks_observe([Report(rank.pk, rank.attempt_id, rank.attempt.job_id, seen)], now=now)
+    ranks_observe([Report(rank.pk, rank.attempt_id, rank.attempt.job_id, seen)], clock=clock)
 
 
-def ranks_observe(reports: Sequence[Report], *, now: datetime) -> None:
+def ranks_observe(reports: Sequence[Report], *, clock: Clock) -> None:
     """The news of several ranks in one transaction.
 
     The jobs' rows are locked first, in id order, here and wherever a person acts on a job: two nodes that report parts
@@ -252,12 +279,12 @@ def ranks_observe(reports: Sequence[Report], *, now: datetime) -> None:
         ended: list[_Ended] = []
         for report in reports:
             rank = ranks[report.rank]
-            if (one := _observe(rank, report.seen, gangs[rank.attempt_id], now=now)) is not None:
+            if (one := _observe(rank, report.seen, gangs[rank.attempt_id], clock=clock)) is not None:
                 ended.append(one)
         # 3. Their slices, attempts and jobs, and what all that changes of the quotas.
         if ended:
             counters = Counters(users={job.owner_id for job in jobs.values()}, projects={job.project_id for job in jobs.values()})
-            _ended_settle(ended, gangs, now=now, counters=counters)
+            _ended_settle(ended, gangs, now=clock.now, counters=counters)
             if not counters.save():
                 raise SlicesMoved
         jobs_changed(sorted(jobs))
@@ -284,8 +311,8 @@ def _fields(model: type[Model], *names: str) -> tuple[str, ...]:
 
 # What it takes to end a rank, an attempt and a job. What to run does not, and would be most of the bytes.
 _RANK_FIELDS = _fields(
-    Rank, "id", "attempt_id", "node_id", "index", "key", "desired", "observed", "grace_s", "started_at", "exited_at", "exit_cause",
-    "exit_code", "exit_signal", "launch_error", "detail", "final_log_offset",
+    Rank, "id", "attempt_id", "node_id", "index", "key", "desired", "observed", "grace_s", "started_at", "began_s", "ran_s", "exited_at",
+    "exit_cause", "exit_code", "exit_signal", "launch_error", "detail", "final_log_offset",
 )  # fmt: skip
 _NODE_FIELDS = _fields(Node, "id", "name")
 _ATTEMPT_FIELDS = _fields(Attempt, "id", "job_id", "epoch", "created_at", "ended_at", "stop_reason", "stop_params", "fence")
@@ -334,16 +361,18 @@ class _Ended:
     is_clean: bool = True
 
 
-def _observe(rank: Rank, seen: Observed, gang: Sequence[Rank], *, now: datetime) -> _Ended | None:
+def _observe(rank: Rank, seen: Observed, gang: Sequence[Rank], *, clock: Clock) -> _Ended | None:
     old = RankState(rank.observed)
     if old in RANK_FINAL:
-        return _Ended(Leaving(rank=rank, at=now, released=seen.released), is_new=False)
+        return _Ended(Leaving(rank=rank, at=clock.now, released=seen.released), is_new=False)
     if seen.state == "PREPARING":
-        _swap(rank, old, RankState.PREPARING, now=now)
+        # Of one that ran before: a new agent has not reported its end yet. That is no proof of life.
+        ran_s = _ran_s(rank, seen, rank.started_at, clock) if rank.started_at is not None else None
+        _swap(rank, old, RankState.PREPARING, now=clock.now, ran_s=ran_s)
     elif seen.state == "RUNNING":
-        _running(rank, old, seen, gang, now=now)
+        _running(rank, old, seen, gang, clock=clock)
     else:
-        return _ended(rank, old, seen, now=now)
+        return _ended(rank, old, seen, clock=clock)
     return None
 
 
@@ -356,37 +385,30 @@ def _swap(rank: Rank, old: RankState, new: RankState, *, now: datetime, **fields
     return True
 
 
-def _started_at(rank: Rank, seen: Observed, now: datetime) -> datetime:
-    """When it began, by the node's clock, kept between the grant and now so that no clock can charge too much."""
-    held = rank.attempt.created_at
-    if seen.started_at is None:
-        return now
-    try:
-        return min(now, max(held, datetime.fromtimestamp(seen.started_at, tz=UTC)))
-    except (OverflowError, OSError, ValueError):
-        return now
-
-
 def _int32(value: int | None) -> int | None:
     """None for a code that no program can end with: the column could not hold it, and the rank would never be over."""
     return value if value is not None and abs(value) < 2**31 else None
 
 
-def _ended_at(info: ExitInfo | None, started: datetime | None, now: datetime) -> datetime:
-    """When its cards were no longer used: not when we were told. Nobody pays for a control plane that was away."""
-    if info is None or started is None or info.ran_s is None or not 0 <= info.ran_s < 10**9:
-        return now
-    ended = started + timedelta(seconds=info.ran_s)
-    # Later than now: our own clock was set back meanwhile, and the node's counter, which nobody sets, knows better. Unless it says
-    # what no such step explains: then it is a fault of the node, which nobody pays for.
-    return ended if now < started or ended <= now + STEP_MOST else now
+def _ran_s(rank: Rank, seen: Observed, started: datetime | None, clock: Clock) -> float | None:
+    """How long it ran up to its last proof of life: the node's own word, else what is noted of it, else the last sync. None: it is not
+    known to have run."""
+    told = told_s(seen.exit, started_at=started, now=clock.now)
+    if told is not None or started is None:
+        return told
+    return rank.ran_s if rank.ran_s is not None else seen_s(started_at=rank.started_at, began_s=rank.began_s, last=clock.last)
 
 
-def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *, now: datetime) -> None:
-    started = rank.started_at or _started_at(rank, seen, now)
-    if not _swap(rank, old, RankState.RUNNING, now=now, started_at=started):
+def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *, clock: Clock) -> None:
+    now, began_s = clock.now, rank.began_s
+    started = rank.started_at or begin_of(seen, placed_at=rank.attempt.created_at, uptime_s=clock.uptime_s, now=now)
+    if rank.started_at is None and clock.uptime_s is not None:
+        began_s = seen.began_s
+    ran_s = _ran_s(rank, seen, started, clock) if seen.exit is not None else None
+    if not _swap(rank, old, RankState.RUNNING, now=now, started_at=started, began_s=began_s, ran_s=ran_s):
         return
-    slices_activate(rank, at=now)
+    # By the node's uptime the begin is certain; by its wall clock it is not, and nobody pays for what is not.
+    slices_activate(rank, at=started if began_s is not None else now)
     attempt = rank.attempt
     if attempt.job.state != JobState.STARTING:
         return
@@ -404,9 +426,10 @@ def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *
     )
 
 
-def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> _Ended | None:
-    info = seen.exit
-    started = rank.started_at or (_started_at(rank, seen, now) if seen.started_at is not None else None)
+def _ended(rank: Rank, old: RankState, seen: Observed, *, clock: Clock) -> _Ended | None:
+    info, now, started = seen.exit, clock.now, rank.started_at
+    if started is None and seen.started_at is not None:
+        started = begin_of(seen, placed_at=rank.attempt.created_at, uptime_s=None, now=now)
     cause = info.cause if info else ""
     if cause == "never_started" and rank.started_at is not None:
         cause = "exit_unknown"  # we saw it run: an agent that lost its store can't unmake that
@@ -415,12 +438,14 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> _End
         state, cause = RankState.EXITED, "exit_unknown"  # nor can one say that what ran could not be started: it would run twice
     detail = text_clean(seen.launch_detail or (info.detail if info else None) or "")[:4000]
     ran_unseen = started if rank.started_at is None and seen.state == "EXITED" and cause != "never_started" else None
+    ran_s = _ran_s(rank, seen, started, clock)
     swapped = _swap(
         rank,
         old,
         state,
         now=now,
         started_at=started,
+        ran_s=ran_s,
         exited_at=now,
         exit_cause=cause,
         exit_code=_int32(info.code if info else None),
@@ -433,8 +458,8 @@ def _ended(rank: Rank, old: RankState, seen: Observed, *, now: datetime) -> _End
     if not swapped:
         return None
     is_clean = seen.state == "EXITED" and cause == "exited" and info is not None and info.code == 0 and not info.signal
-    # Charging stops when it ended; the memory returns with the proof.
-    leaving = Leaving(rank=rank, at=_ended_at(info, started, now), released=seen.released, active_since=ran_unseen)
+    # Charging stops when it was last known to live; the memory returns with the proof.
+    leaving = Leaving(rank=rank, at=alive_until(started, ran_s, now=now), released=seen.released, active_since=ran_unseen)
     return _Ended(leaving, is_new=True, is_clean=is_clean)
 
 

@@ -25,15 +25,18 @@ from django.db import IntegrityError, connection, models, transaction
 from django.db.models import F, Max
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAnswer, RestoreAsk, rank_parts, spec_sha256
+from jobs.alive import alive_until, begin_of, seen_s
 from jobs.lifecycle import FINAL, LIVE, RANK_FINAL, EndReason, Fence, JobState, OnNodeLoss, RankState, Want
 from jobs.models import Attempt, Job, JobEvent, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
-from jobs.services.finish import attempt_maybe_finish
+from jobs.services.finish import attempt_maybe_finish, rank_end_unheard
 from jobs.services.moves import event_add, jobs_move
-from jobs.services.observe import Applied, ForeignRank, Report, observed_apply, rank_observe, ranks_observe
+from jobs.services.observe import Applied, Clock, ForeignRank, Report, observed_apply, rank_observe, ranks_observe
 from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
 from nodes.models import AgentCommand, EnrolToken, Gpu, Node, NodeState
+from nodes.sync import seen_latest
+from nodes.telemetry import Seen
 from quotas.models import User
 from quotas.services import cards_hold, project_personal, quota_job_admit
 
@@ -83,6 +86,7 @@ def restore_begin(*, backup_at: datetime, now: datetime) -> Restore:
     open_jobs = Job.objects.exclude(state__in=FINAL)
     open_jobs.update(is_restored=True, epoch_floor=restore.epoch_floor)
     open_jobs.filter(state=JobState.WAITING, held=False).update(wait_code="restored", wait_params={}, wait_at=now)
+    _lives_freeze(now=now)
     # Nobody was heard yet. The boot id is forgotten: a reboot since the backup proves nothing about what had ended before it.
     Node.objects.exclude(state=NodeState.RETIRED).update(restore=restore.pk, boot_id="", inventory_sha256="")
     Node.objects.exclude(state__in=(NodeState.RETIRED, NodeState.ENROLLING)).update(state=NodeState.UNKNOWN, state_at=now)
@@ -92,6 +96,16 @@ def restore_begin(*, backup_at: datetime, now: datetime) -> Restore:
     sequence_raise(Job, next_job)
     sequence_raise(AgentCommand, (AgentCommand.objects.aggregate(last=Max("pk"))["last"] or 0) + COMMAND_GAP)
     return restore
+
+
+def _lives_freeze(*, now: datetime) -> None:
+    """What ran when the backup was made is known to have run until then. Redis may have been heard of nodes since: that says nothing of
+    ranks that have ended meanwhile. A rank that its node still lists is taken back to life by that."""
+    rows = []
+    for rank in Rank.objects.filter(started_at__isnull=False, ran_s__isnull=True).exclude(observed__in=RANK_FINAL).select_related("node"):
+        rank.ran_s = seen_s(started_at=rank.started_at, began_s=rank.began_s, last=seen_latest(None, rank.node, now=now))
+        rows.append(rank)
+    Rank.objects.bulk_update(rows, ["ran_s"], batch_size=500)
 
 
 def restore_open() -> Restore | None:
@@ -116,8 +130,17 @@ def restore_give_up(*, node: Node, now: datetime) -> None:
 # --- one node's word ----------------------------------------------------------------------------------------------
 
 
-def restore_sync(*, node: Node, observed: Sequence[Observed], answer: RestoreAnswer | None, now: datetime) -> Applied:
+def restore_sync(
+    *,
+    node: Node,
+    observed: Sequence[Observed],
+    answer: RestoreAnswer | None,
+    now: datetime,
+    last: Seen | None = None,
+    uptime_s: float | None = None,
+) -> Applied:
     """A sync of a node that has not answered: asks it, or takes its answer and from then on treats it as any other."""
+    clock = Clock(now, last, uptime_s)
     restore = Restore.objects.filter(pk=node.restore).first()
     if restore is None or answer is None or answer.id != restore.pk:
         return Applied(ask=_ask(node, observed))
@@ -127,9 +150,9 @@ def restore_sync(*, node: Node, observed: Sequence[Observed], answer: RestoreAns
         reported = {seen.rank for seen in observed}
         gone = [rank for rank in ranks if rank.key not in reported]
         if gone:
-            ranks_observe([_gone(rank, answer) for rank in gone], now=now)  # in one go, for the order of locks
+            ranks_observe([_gone(rank, answer) for rank in gone], clock=clock)  # in one go, for the order of locks
             Rank.objects.filter(pk__in=[rank.pk for rank in gone]).update(is_forgotten=True)
-        faults = _take_in(node, observed, answer, now=now)
+        faults = _take_in(node, observed, answer, restore=restore, clock=clock)
         for fault in faults:
             log.error("node %s stays out of the pool: %s", node.name, fault)
         if faults:
@@ -143,7 +166,7 @@ def restore_sync(*, node: Node, observed: Sequence[Observed], answer: RestoreAns
         _maybe_settle(restore, now=now)
         refusals = [seen for seen in observed if _is_refusal(seen, answer) and seen.rank not in {rank.key for rank in ranks}]
         rest = [seen for seen in observed if seen not in refusals]
-        applied = observed_apply(node=node, observed=rest, now=now, boot_changed=False)
+        applied = observed_apply(node=node, observed=rest, now=now, boot_changed=False, last=last, uptime_s=uptime_s)
         applied.extra += [Desired(rank=seen.rank, epoch=seen.epoch, want="FORGET") for seen in refusals]
         return applied
 
@@ -186,7 +209,7 @@ def _ran_note(restore: Restore, node: Node, answer: RestoreAnswer) -> None:
 # --- taking in what a node holds ------------------------------------------------------------------------------------
 
 
-def _take_in(node: Node, observed: Sequence[Observed], answer: RestoreAnswer, *, now: datetime) -> list[str]:
+def _take_in(node: Node, observed: Sequence[Observed], answer: RestoreAnswer, *, restore: Restore, clock: Clock) -> list[str]:
     """Every rank that the database does not know. Returns what could not be done, in words for the log."""
     keys = [seen.rank for seen in observed]
     known = dict(Rank.objects.filter(key__in=keys).values_list("key", "node_id"))
@@ -204,13 +227,14 @@ def _take_in(node: Node, observed: Sequence[Observed], answer: RestoreAnswer, *,
             continue
         try:
             with transaction.atomic():
-                _rank_take(node, seen, spec, now=now)
+                _rank_take(node, seen, spec, restore=restore, clock=clock)
         except (NotTaken, IntegrityError) as error:
             faults.append(f"rank {seen.rank} can't be taken in: {error}")
     return faults
 
 
-def _rank_take(node: Node, seen: Observed, spec: RankSpec, *, now: datetime) -> None:
+def _rank_take(node: Node, seen: Observed, spec: RankSpec, *, restore: Restore, clock: Clock) -> None:
+    now = clock.now
     job_id, epoch, index = rank_parts(seen.rank)
     if spec.job != job_id or spec.index != index:
         raise NotTaken(f"its spec is of job {spec.job}, part {spec.index}")
@@ -229,7 +253,9 @@ def _rank_take(node: Node, seen: Observed, spec: RankSpec, *, now: datetime) -> 
         ):
             raise NotTaken(f"job {job_id} is {job.state}")
         job.refresh_from_db()
-        Attempt.objects.create(job=job, epoch=epoch, created_at=now)
+        # It was placed after the backup, and ran from then on: that is charged, too.
+        placed_at = begin_of(seen, placed_at=min(restore.backup_at, now), uptime_s=clock.uptime_s, now=now)
+        Attempt.objects.create(job=job, epoch=epoch, created_at=placed_at)
     attempt = Attempt.objects.filter(job=job, epoch=epoch, ended_at__isnull=True).first()
     if attempt is None:
         raise NotTaken(f"job {job_id} has no open attempt {epoch}")
@@ -246,7 +272,7 @@ def _rank_take(node: Node, seen: Observed, spec: RankSpec, *, now: datetime) -> 
     )
     rank.attempt = attempt
     _slices_take(rank, spec, gpus, now=now)
-    rank_observe(rank=rank, seen=seen, now=now)
+    rank_observe(rank=rank, seen=seen, clock=clock)
     if job.want_cancel and seen.state in ("PREPARING", "RUNNING"):
         attempt_stop(attempt=attempt, reason=EndReason.CANCELLED, grace_s=rank.grace_s)
     log.info("rank %s was taken in from %s", seen.rank, node.name)
@@ -313,10 +339,9 @@ def _supersede(job: Job, *, by_epoch: int, now: datetime) -> None:
     attempt.job = job
     for rank in Rank.objects.select_for_update().filter(attempt=attempt).select_related("node"):
         rank.attempt = attempt
-        Rank.objects.filter(pk=rank.pk).exclude(observed__in=RANK_FINAL).update(
-            observed=RankState.EXITED, observed_at=now, exited_at=now, exit_cause="exit_unknown", desired=Want.STOP
-        )
-        slices_quarantine(rank, now=now)  # until its own node says that the memory is back
+        rank_end_unheard(rank, now=now, observed=RankState.EXITED, exit_cause="exit_unknown", desired=Want.STOP)
+        # Until its own node says that the memory is back.
+        slices_quarantine(rank, at=alive_until(rank.started_at, rank.ran_s, now=now), now=now)
     Attempt.objects.filter(pk=attempt.pk).update(
         ended_at=now,
         end_reason=EndReason.EXIT_UNKNOWN,

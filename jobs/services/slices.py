@@ -109,10 +109,10 @@ def slices_leave(leaving: Sequence[Leaving], *, now: datetime, counters: Counter
     return left
 
 
-def slices_quarantine(rank: Rank, *, now: datetime) -> None:
-    """No proof that the memory of this one rank is back."""
+def slices_quarantine(rank: Rank, *, at: datetime, now: datetime) -> None:
+    """No proof that the memory of this one rank is back; ``at`` is the last proof that it was alive."""
     job = rank.attempt.job
     counters = Counters(users=[job.owner_id], projects=[job.project_id])
-    slices_leave([Leaving(rank=rank, at=now, released=False)], now=now, counters=counters)
+    slices_leave([Leaving(rank=rank, at=at, released=False)], now=now, counters=counters)
     if not counters.save():
         raise SlicesMoved

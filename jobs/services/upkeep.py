@@ -16,12 +16,13 @@ from django.db import transaction
 from django.db.models import Q
 
 from jobs import logs
+from jobs.alive import alive_until
 from jobs.efficiency import efficiency_measure
 from jobs.job_secrets import ids_in_use
 from jobs.lifecycle import RANK_FINAL, EndReason, Fence, JobState, RankState, Want
 from jobs.live_use import live_use_refresh
 from jobs.models import Attempt, IdempotencyKey, Job, Rank
-from jobs.services.finish import attempt_maybe_finish
+from jobs.services.finish import attempt_maybe_finish, rank_end_unheard
 from jobs.services.moves import event_add
 from jobs.services.ownerless import leases_look
 from jobs.services.predict import predictions_are_old, predictions_refresh
@@ -149,15 +150,10 @@ def rank_lose(*, rank: Rank, fence: Fence, params: dict[str, object], now: datet
         attempt = Attempt.objects.select_for_update().get(pk=rank.attempt_id)
         rank.attempt = attempt
         attempt.job = job
-        swapped = (
-            Rank.objects.filter(pk=rank.pk)
-            .exclude(observed__in=RANK_FINAL)
-            .update(observed=RankState.LOST, observed_at=now, exited_at=now, detail="")
-        )
-        if not swapped:
+        if not rank_end_unheard(rank, now=now, observed=RankState.LOST, detail=""):
             return False
         Attempt.objects.filter(pk=attempt.pk).update(fence=fence, fence_params=params)
-        slices_quarantine(rank, now=now)
+        slices_quarantine(rank, at=alive_until(rank.started_at, rank.ran_s, now=now), now=now)
         seen = rank.node.last_seen_at.strftime("%Y-%m-%d %H:%M:%S UTC") if rank.node.last_seen_at else "never"
         logs.log_close(rank.key, line=f"killed: node_lost ({rank.node.name} was last heard at {seen}; proof: {fence})")
         if Rank.objects.filter(attempt=attempt).exclude(observed__in=RANK_FINAL).exists():

@@ -334,6 +334,27 @@ def test_observed_and_not_desired_keeps_running(node: Node, plane: FakeControlPl
 # --- the end of a rank ----------------------------------------------------------------------------------------
 
 
+def test_what_runs_is_told_with_its_begin_on_the_clock_of_the_sync(node: Node, plane: FakeControlPlane) -> None:
+    before = boottime()
+    running(node, plane)
+    began_s = plane.observed["1.1.0"].began_s
+    assert began_s is not None
+    assert plane.syncs[-1].uptime_s is not None
+    assert before <= began_s <= plane.syncs[-1].uptime_s + 0.001  # told in milliseconds
+
+
+def test_a_program_that_is_over_is_told_as_such_while_its_report_waits_for_its_last_output(node: Node, plane: FakeControlPlane) -> None:
+    running(node, plane)
+    plane.log_gate.clear()
+    node.ranks.prints("1.1.0", b"last words")
+    node.ranks.exit("1.1.0", 3)
+    plane.wait(lambda: plane.observed["1.1.0"].exit is not None, what="word of the end")
+    assert plane.observed["1.1.0"].state == "RUNNING"
+    assert plane.observed["1.1.0"].exit == ExitInfo(cause="exited", code=3)
+    plane.log_gate.set()
+    assert plane.wait_state("1.1.0", "EXITED").exit == ExitInfo(cause="exited", code=3)
+
+
 def running(node: Node, plane: FakeControlPlane, rank: str = "1.1.0", **spec: Any) -> None:
     plane.run(rank, "train", **spec)
     node.started(rank)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import procs
+from agent import procs, rankdir
 from agent.protocol import ExitInfo
 from tests.agent.rank_lab import PYTHON, Lab
 from tests.waiting import wait_until
@@ -54,7 +54,16 @@ def test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes(
     program = lab.program(rank)
     go.touch()
     wait_until(lambda: not procs.is_alive(*program), "the program's end")  # nobody polls: no new shim yet
-    assert lab.end(rank).exit == ExitInfo(cause="exited", code=9)
+    wait_until(lambda: (lab.ranks.rank_dir(rank) / rankdir.CODE).exists(), "the zygote's word")
+    ended = procs.boottime()
+    time.sleep(1.0)  # what comes later is not run time
+    exit = lab.end(rank).exit
+    assert exit == ExitInfo(cause="exited", code=9)
+    started = rankdir.file_read(str(lab.ranks.rank_dir(rank)), rankdir.STARTED)
+    assert exit is not None
+    assert started is not None
+    assert exit.ran_s is not None
+    assert 0 < exit.ran_s <= ended - started["began_at"]
 
 
 def test_the_exit_code_is_kept_if_the_zygote_is_slow_to_see_it(lab: Lab) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils import timezone
@@ -17,6 +17,7 @@ from jobs.requests import JobRequest
 from jobs.services import job_submit, observed_apply, orders_build
 from jobs.services.schedule import PassResult, pass_run
 from nodes.models import Gpu, Node, NodeState
+from nodes.telemetry import Seen
 from quotas.models import User
 from quotas.services import project_personal, user_create
 
@@ -25,6 +26,8 @@ from quotas.services import project_personal, user_create
 class Lab:
     now: datetime = field(default_factory=timezone.now)
     reports: dict[int, dict[str, Observed]] = field(default_factory=dict)
+    heard: dict[int, Seen] = field(default_factory=dict)
+    booted_at: datetime | None = None  # of all nodes; None: their agents don't tell
 
     def user(self, name: str = "user", **more: Any) -> User:
         email = f"{name}@lab.example"
@@ -59,7 +62,11 @@ class Lab:
     ) -> None:
         rank = self.rank(job, index)
         more.setdefault("final_log_offset", logs.log_length(rank.key))
-        signal, ran_s = more.pop("signal", None), more.pop("ran_s", None)
+        # As a shim that saw the end; ``ran_s=None``: nobody did.
+        is_seen = cause not in ("node_rebooted", "exit_unknown", "never_started")
+        began = more.get("started_at") or (rank.started_at.timestamp() if rank.started_at is not None else None)
+        ran_s = more.pop("ran_s", self.now.timestamp() - began if is_seen and began is not None else None)
+        signal = more.pop("signal", None)
         self.report(
             job,
             "EXITED",
@@ -72,12 +79,36 @@ class Lab:
     def sync(self, node: Node, *, boot_changed: bool = False) -> list[Desired]:
         """The node's complete list is applied; its orders come back, and what it is told to forget it forgets."""
         mine = self.reports[node.pk]
-        applied = observed_apply(node=node, observed=list(mine.values()), now=self.now, boot_changed=boot_changed)
+        uptime_s = None if self.booted_at is None else self.uptime_s()
+        applied = observed_apply(
+            node=node,
+            observed=list(mine.values()),
+            now=self.now,
+            boot_changed=boot_changed,
+            last=self.heard.get(node.pk),
+            uptime_s=uptime_s,
+        )
+        self.heard[node.pk] = Seen(self.now.timestamp(), uptime_s=uptime_s)
         orders = [*orders_build(applied.ranks), *applied.extra]
         for order in orders:
             if order.want == "FORGET":
                 mine.pop(order.rank, None)
         return orders
+
+    def uptime_s(self) -> float:
+        assert self.booted_at is not None
+        return (self.now - self.booted_at).total_seconds()
+
+    def hear(self, node: Node) -> None:
+        """A sync of the node in which nothing is new, and the flush that follows it."""
+        self.sync(node)
+        self.flush()
+
+    def flush(self) -> None:
+        """When each node was heard of comes to the database, as it does every few seconds."""
+        for pk, seen in self.heard.items():
+            at = datetime.fromtimestamp(seen.at, UTC)
+            Node.objects.filter(pk=pk).update(last_seen_at=at, last_uptime_s=seen.uptime_s)
 
     def rank(self, job: Job, index: int = 0) -> Rank:
         return Rank.objects.select_related("attempt", "node").filter(attempt__job=job, index=index).latest("pk")

@@ -132,6 +132,7 @@ def test_a_requeued_job_is_charged_for_both_laps_and_counts_as_one_finished_job(
         lab.schedule(lab.now)
         lab.report(job, "RUNNING")
         lab.later(3600)
+        lab.sync(node)
         if lap == 0:
             lab.exit(job, None, cause="node_rebooted")
             assert state(job) == "WAITING"
@@ -179,17 +180,19 @@ def test_a_job_from_2330_to_0030_over_the_months_end_is_split_by_local_month(set
 
 def test_what_runs_counts_before_it_is_charged_and_once(settings: Any) -> None:
     lab = Lab(now=datetime(2026, 3, 15, tzinfo=UTC))
-    lab.node("n1", 24564, 24564)
+    node = lab.node("n1", 24564, 24564)
     owner = lab.user()
     Quota.objects.filter(user=owner).update(gpu_hours=2, period_start=date(2026, 3, 1))
     job = lab.submit(owner=owner, now=lab.now)
     lab.schedule(lab.now)
     lab.report(job, "RUNNING")
     lab.later(3600 * 1.5)
+    lab.hear(node)
     assert live_use_refresh(now=lab.now) == 1
     assert quota_view(owner, now=lab.now).used_gpu_hours == 1.5
     second = lab.submit(owner=owner, now=lab.now)
     lab.later(1800)
+    lab.hear(node)
     live_use_refresh(now=lab.now)
     with pytest.raises(QuotaExceeded):  # 2 of 2, though nothing is charged yet
         lab.submit(owner=owner, now=lab.now)
@@ -309,14 +312,18 @@ def test_the_sweep_alone_takes_back_a_grant_that_is_over() -> None:
 def test_who_runs_over_the_months_end_begins_the_new_month_with_what_ran_in_it(settings: Any) -> None:
     settings.INSTALLATION_ZONE = "Asia/Shanghai"
     lab = Lab(now=datetime(2026, 3, 31, 15, 30, tzinfo=UTC))  # 23:30 in Shanghai
-    lab.node("n1", 24564)
+    node = lab.node("n1", 24564)
     owner = lab.user()
     Quota.objects.filter(user=owner).update(period_start=date(2026, 3, 1), used_gpu_s=100)
     job = lab.submit(owner=owner, now=lab.now)
     lab.schedule(lab.now)
     lab.report(job, "RUNNING")
-    live_use_refresh(now=lab.later(1200))
+    lab.later(1200)
+    lab.hear(node)
+    live_use_refresh(now=lab.now)
     assert (Quota.objects.get(user=owner).used_gpu_s, Quota.objects.get(user=owner).live_gpu_s) == (100, 1200)
-    live_use_refresh(now=lab.later(1200))
+    lab.later(1200)
+    lab.hear(node)
+    live_use_refresh(now=lab.now)
     quota = Quota.objects.get(user=owner)
     assert (quota.period_start, quota.used_gpu_s, quota.live_gpu_s) == (date(2026, 4, 1), 0, 600)

@@ -91,12 +91,14 @@ def test_a_job_that_came_and_went_between_two_reports_is_charged_and_has_all_its
     lab.check()
 
 
-@pytest.mark.parametrize(("ran_s", "paid_s"), [(10.0, 10.0), (None, 3600.0), (1e300, 3600.0), (float("nan"), 3600.0), (-5.0, 3600.0)])
+@pytest.mark.parametrize(("ran_s", "paid_s"), [(10.0, 10.0), (None, 5.0), (1e300, 5.0), (float("nan"), 5.0), (-5.0, 5.0)])
 def test_nobody_pays_for_a_control_plane_that_was_away(lab: Lab, ran_s: float | None, paid_s: float) -> None:
-    lab.node("n1", 24_564)
+    node = lab.node("n1", 24_564)
     job = lab.submit()
     lab.schedule()
     lab.report(job, "RUNNING", started_at=lab.later(2).timestamp())
+    lab.later(5)
+    lab.sync(node)
     lab.later(3600)
     lab.report(job, "EXITED", exit=ExitInfo(cause="exited", code=0, ran_s=ran_s), released=True, final_log_offset=0)
     assert state(job) == "SUCCEEDED"

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from nodes.liveness import GAP_S, heard_at, is_half_silent, silent_nodes, watch_next
 from nodes.models import Node, NodeState
 from nodes.selectors import fencing_frozen, pool_notices
-from nodes.services import command_create, last_seen_flush, liveness_check, node_cordon, node_ready, node_sync
+from nodes.services import command_create, last_seen_flush, liveness_check, node_cordon, node_heard, node_ready, node_sync
 from nodes.telemetry import Seen, Watch
 from tests.factories import gpu_make, node_make, sync_of
 
@@ -66,7 +66,9 @@ class TestChecks:
         return [pk for second in range(begin, end + 1) for pk in liveness_check(now=at(second))]
 
     def sync(self, node: Node, second: float, seq: int = 1) -> None:
-        node_sync(node=Node.objects.get(pk=node.pk), sync=sync_of(node, seq), now=at(second))
+        loaded, message = Node.objects.get(pk=node.pk), sync_of(node, seq)
+        node_sync(node=loaded, sync=message, now=at(second))
+        node_heard(node=loaded, sync=message, now=at(second))
 
     def test_a_node_is_unknown_fifteen_seconds_after_its_last_sync_and_comes_back(self, live_redis):
         node = node_make()

@@ -13,7 +13,7 @@ from nodes import events
 from nodes.auth import node_authenticate
 from nodes.doubts import doubts_counted, nodes_doubted
 from nodes.models import AgentCommand, HealthEvent, Node, NodeState
-from nodes.services import command_create, node_ready, node_sync
+from nodes.services import command_create, node_heard, node_ready, node_sync
 from nodes.sync import PAST_SESSIONS, RESULT_MAX
 from nodes.telemetry import gpus_latest, nodes_latest
 from nodes.wording import node_advice
@@ -33,6 +33,8 @@ def sync(node, *args, now=NOW, **fields):
     fresh = Node.objects.get(pk=node.pk)
     message = sync_of(fresh, *args, **fields)
     answer = node_sync(node=fresh, sync=message, now=now)
+    if answer.accepted and not answer.is_repeat:
+        node_heard(node=fresh, sync=message, now=now)
     node.refresh_from_db()
     return answer
 
@@ -47,7 +49,9 @@ def test_an_unchanged_sync_writes_nothing_and_reads_twice(live_redis):
     sync(node, 1, gpus=uuids, inventory=inventory(*uuids))
     with CaptureQueriesContext(connection) as queries:
         loaded = node_authenticate(node_header(node))
-        answer = node_sync(node=loaded, sync=sync_of(node, 2, gpus=uuids), now=NOW + timedelta(seconds=5))
+        message = sync_of(node, 2, gpus=uuids)
+        answer = node_sync(node=loaded, sync=message, now=NOW + timedelta(seconds=5))
+        node_heard(node=loaded, sync=message, now=NOW + timedelta(seconds=5))
     assert answer.accepted
     assert not answer.is_repeat
     statements = [query["sql"].split()[0] for query in queries]
