@@ -23,13 +23,15 @@ from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from jobs import ticker  # noqa: E402
 from nebulagrid.gate import may_watch  # noqa: E402
 from nebulagrid.handler import PooledHandler  # noqa: E402
+from nebulagrid.headers import SecureAnswers  # noqa: E402
 from nodes import consumers  # noqa: E402
 from quotas.tokens import token_authenticate  # noqa: E402
 
 # The nodes room knows neither jobs nor people: without these two nobody watches anything there and no token opens it.
 consumers.configure(user_for_token=token_authenticate, may_watch=may_watch)
 # The consumers check the origin themselves: a browser's must be ours, an agent and a client with a token have none.
-application = ProtocolTypeRouter({"http": PooledHandler(), "websocket": URLRouter(consumers.websocket_urlpatterns)})
+routed = ProtocolTypeRouter({"http": PooledHandler(), "websocket": URLRouter(consumers.websocket_urlpatterns)})
+application = SecureAnswers(routed)
 
 if not settings.TESTING:  # there a thread would meet databases that come and go
     ticker.start()

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import contextvars
 import io
-import json
 from http import HTTPStatus
 from typing import Any
 
@@ -32,32 +31,35 @@ from django.utils.translation import gettext as _
 from servestatic.middleware import ServeStaticMiddleware
 
 from jobs.waits import Deferred
+from nebulagrid.bodies import MIB, SMALL, BodyRefused, BodyRoom, Headers, body_most, no_room, sender_find, too_large, unknown_sender
 from nebulagrid.lanes import Lane, LaneFull, lane_of
 from nebulagrid.middleware import headers_set
-from nodes.auth import node_authenticate
 from quotas.throttles import client_address
 
-ARTIFACTS = "/api/agent/v1/artifacts/"
-#: What anybody may send: above the limits of all views, which answer in their own words.
-BODY_MOST = 8 * 1024 * 1024
+#: A body that is refused is thrown away for so long, and so much of it.
+PARTING_S, PARTING_BYTES = 2.0, 1024 * 1024
 
 
 async def _no_such_file(request: HttpRequest) -> HttpResponseBase:
     return HttpResponseNotFound("There is no such file.", content_type="text/plain; charset=utf-8")
 
 
-def _is_node(headers: dict[bytes, str]) -> bool:
-    try:
-        return node_authenticate(headers.get(b"authorization", "")) is not None
-    finally:
-        close_old_connections()
-
-
-async def _too_large(send: Any, most: int) -> None:
-    body = json.dumps({"code": "too_large", "message": f"A body has at most {most} bytes here.", "fields": {}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(send: Any, receive: Any, refusal: BodyRefused) -> None:
+    """Says why, then throws away what still comes for a moment: a connection that is closed over unread bytes is reset, and its
+    peer may never read the answer."""
+    length = str(len(refusal.body)).encode()
+    own = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": [*own, *refusal.headers]})
+    await send({"type": "http.response.body", "body": refusal.body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PARTING_S):
+            thrown_away = 0
+            while thrown_away < PARTING_BYTES:
+                message = await receive()
+                thrown_away += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    break
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _busy(request: HttpRequest) -> HttpResponseBase:
@@ -73,6 +75,7 @@ class PooledHandler(ASGIHandler):
     def load_middleware(self, is_async: bool = False) -> None:
         super().load_middleware(is_async=False)
         self._static = ServeStaticMiddleware(_no_such_file)
+        self._room = BodyRoom(settings.WEB_LIMITS.bodies_mib * MIB)
         self._lanes = {
             "health": Lane("health", 1),
             "agents": Lane("agents", settings.WEB_AGENT_THREADS),
@@ -81,30 +84,58 @@ class PooledHandler(ASGIHandler):
         }
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        most = await self._body_most(scope["path"], headers)
-        told = headers.get(b"content-length", "")
-        is_too_large = told.isdigit() and int(told[:19]) > most
-        came = 0
+        path = scope["path"]
+        headers: Headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        announced = headers.get(b"content-length", "")
+        size = int(announced) if announced.isdigit() and len(announced) < 19 else 0
+        came = held = 0
+        sender: str | None = None
+        refusal: BodyRefused | None = None
+
+        async def room_take(wanted: int) -> None:
+            """For so many bytes of this body in all. Raises BodyRefused."""
+            nonlocal held, sender
+            if wanted <= max(held, SMALL):
+                return
+            if sender is None:
+                sender = await self._sender(scope, headers)
+            if sender is None:
+                raise unknown_sender(path, headers)
+            if wanted > body_most(path):
+                raise too_large(body_most(path))
+            self._room.take(sender, wanted - held)
+            held = wanted
 
         async def receive_bounded() -> Any:
-            nonlocal came, is_too_large
+            nonlocal came, refusal
             message = await receive()
             came += len(message.get("body", b""))
-            if came > most:
-                is_too_large = True
+            try:
+                await room_take(came)
+            except BodyRefused as error:
+                refusal = error
                 return {"type": "http.disconnect"}  # Django throws away what it has, and answers nothing
             return message
 
-        if not is_too_large:
-            await self._serve(scope, receive_bounded, send)
-        if is_too_large:
-            await _too_large(send, most)
+        try:
+            try:
+                await room_take(size)
+            except BodyRefused as error:
+                refusal = error
+            else:
+                await self._serve(scope, receive_bounded, send)
+            if refusal is not None:
+                await _refuse(send, receive, refusal)
+        finally:
+            if sender is not None and held:
+                self._room.give_back(sender, held)
 
-    async def _body_most(self, path: str, headers: dict[bytes, str]) -> int:
-        if path.startswith(ARTIFACTS) and await self._lanes["output"].run("", lambda: _is_node(headers)):
-            return settings.ARTIFACT_CAP_MIB * 1024 * 1024 + BODY_MOST
-        return BODY_MOST
+    async def _sender(self, scope: Any, headers: Headers) -> str | None:
+        caller, path = str((scope.get("client") or ("",))[0]), scope["path"]
+        try:
+            return await self._lanes[lane_of(path)].run(caller, lambda: sender_find(path, headers))
+        except LaneFull:
+            raise no_room() from None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

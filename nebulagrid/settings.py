@@ -24,6 +24,7 @@ from django.utils.translation import gettext_lazy as _
 
 from nebulagrid import signin
 from nebulagrid.embedded import EmbeddedError, socket_folder
+from nebulagrid.limits import limits_from
 from nebulagrid.statics import cache_headers
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -191,6 +192,8 @@ WEB_OUTPUT_THREADS = env_int("WEB_OUTPUT_THREADS", 2)
 for _name, _threads in (("THREADS", WEB_THREADS), ("AGENT_THREADS", WEB_AGENT_THREADS), ("OUTPUT_THREADS", WEB_OUTPUT_THREADS)):
     if not 1 <= _threads <= 64:
         raise ImproperlyConfigured(f"NEBULA_WEB_{_name} is {_threads}; expected 1 to 64.")
+# Behind a proxy every connection comes from its address.
+WEB_LIMITS = limits_from(env_int, is_proxied=env_int("TRUSTED_PROXIES", 0) > 0)
 
 
 def database_from_url(url: str) -> dict[str, Any]:
@@ -391,6 +394,9 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 5 * 1024 * 1024  # above the agents' own limits of
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 SECURE_CONTENT_TYPE_NOSNIFF = True
+# Where people come by HTTPS, a browser shall never try without. nebulagrid/headers.py puts it on each answer.
+HSTS_S = env_int("HSTS_S", 31_536_000) if BASE_URL.startswith("https://") else 0
+SECURE_HSTS_SECONDS = HSTS_S
 CSRF_FAILURE_VIEW = "nebulagrid.api.csrf_failure"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"

@@ -15,6 +15,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from jobs.scheduler.compare import Change
 from jobs.scheduler.measures import Measures, OwnerMeasures
 from jobs.scheduler.workload import FULL
+from nebulagrid.limits import Limits
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -27,6 +28,7 @@ def text_of(name: str) -> str:
 def test_every_setting_is_documented_and_every_documented_one_exists() -> None:
     source = "".join((ROOT / "nebulagrid" / name).read_text(encoding="utf-8") for name in ("settings.py", "signin.py"))
     used = {f"NEBULA_{name}" for name in re.findall(r'\benv(?:_int|_bool|_list|_float)?\(\s*"([A-Z_]+)"', source)}
+    used |= {f"NEBULA_WEB_{field.name.upper()}" for field in fields(Limits)}
     assert len(used) > 20, "the pattern no longer finds the settings"
     page = text_of("settings.md")
     rows = {
@@ -40,6 +42,7 @@ def test_documented_defaults_are_the_defaults() -> None:
     source = (ROOT / "nebulagrid" / "settings.py").read_text(encoding="utf-8")
     defaults = dict(re.findall(r'\benv_int\(\s*"([A-Z_]+)", (\d+)\)', source))
     assert len(defaults) > 8
+    defaults |= {f"WEB_{field.name.upper()}": str(field.default) for field in fields(Limits) if field.name != "connections_each"}
     rows = {
         line.split("|")[1].strip(): line.split("|")[2].strip()
         for line in text_of("settings.md").splitlines()

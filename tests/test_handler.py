@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
+from django.test import Client
 
 from jobs import waits
 from jobs.lifecycle import JobState
@@ -18,7 +19,7 @@ from nebulagrid.handler import PooledHandler
 from quotas.models import User
 from quotas.tokens import token_create
 from tests.factories import job_make, node_header, node_make
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,24 +95,67 @@ async def send(handler: PooledHandler, path: str, *pieces: bytes, **headers: str
     return int(start["status"])
 
 
-async def test_a_body_is_bounded_before_it_is_written_anywhere(handler: PooledHandler, settings, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("nebulagrid.handler.BODY_MOST", 1000)
+async def test_a_large_body_is_taken_from_who_is_known_only(handler: PooledHandler, settings, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("nebulagrid.bodies.SMALL", 500)
+    monkeypatch.setattr("nebulagrid.handler.SMALL", 500)
+    monkeypatch.setattr("nebulagrid.bodies.LARGE", 1000)
+    monkeypatch.setattr("nebulagrid.handler.PARTING_S", 0.01)
     settings.ARTIFACT_CAP_MIB = 1
     node = await sync_to_async(node_make)("n1")
     ours = {"authorization": node_header(node)}
+    someone = await sync_to_async(User.objects.create_user)(email="a@example.org", password="correct horse")
+    token = {"authorization": f"Bearer {(await sync_to_async(token_create)(user=someone, name='t'))[1]}"}
     path = "/api/agent/v1/artifacts/1.1.0/x"
-    big = b"x" * 900
-    for where, who in (
-        ("/accounts/login/", {}),
-        ("/api/agent/v1/sync", ours),
-        (path, {}),
-        (path, {"authorization": f"Node {node.pk}:{'0' * 64}"}),
-    ):
-        assert await send(handler, where, big, big, **who) == 413
+    big = b"x" * 450
+    wrong = {"authorization": f"Node {node.pk}:{'0' * 64}"}
+    # Nobody in particular: refused whether the length is announced or not, and an agent in a way that it comes again.
+    for where, who, status in (("/accounts/login/", {}, 413), ("/api/v1/jobs/", {}, 401), (path, {}, 401), (path, wrong, 401)):
+        assert await send(handler, where, big, big, **who) == status
+        assert await send(handler, where, b"", content_length="501", **who) == status
+    # Known senders: as much as their route takes.
+    for where, who, status in (("/api/agent/v1/sync", ours, 405), ("/api/v1/jobs/", token, 405)):
+        assert await send(handler, where, big, big, **who) == status
+        assert await send(handler, where, big, big, big, **who) == 413
         assert await send(handler, where, b"", content_length="1001", **who) == 413
-    assert await send(handler, path, big) == 401
-    assert await send(handler, path, big, big, **ours) == 404  # there is no such rank, but the node may send that much
+    assert await send(handler, path, big, big, big, **ours) == 404  # there is no such rank, but the node may send that much
     assert await send(handler, path, b"", content_length=str(1024 * 1024 + 1001), **ours) == 413
+    assert handler._room.held == {}
+
+
+async def test_a_session_counts_as_a_credential_and_a_cookie_that_is_none_does_not(handler: PooledHandler, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("nebulagrid.bodies.SMALL", 500)
+    monkeypatch.setattr("nebulagrid.handler.SMALL", 500)
+    someone = await sync_to_async(User.objects.create_user)(email="a@example.org", password="correct horse")
+    client = Client()
+    await sync_to_async(client.force_login)(someone)
+    session = client.cookies["sessionid"].value
+    assert await send(handler, "/jobs/new/", b"x" * 600, cookie=f"sessionid={session}") == 403  # without a CSRF token, but it was read
+    assert await send(handler, "/jobs/new/", b"x" * 600, cookie="sessionid=nonsense") == 413
+
+
+async def test_there_is_room_for_so_much_at_a_time_and_no_sender_gets_more_than_half(handler: PooledHandler, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("nebulagrid.bodies.SMALL", 500)
+    monkeypatch.setattr("nebulagrid.handler.SMALL", 500)
+    handler._room.most = 4000
+    first, second = await sync_to_async(node_make)("n1"), await sync_to_async(node_make)("n2")
+    scope = {
+        "type": "http",
+        "method": "PUT",
+        "path": "/api/agent/v1/logs/1.1.0",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"1500"), (b"authorization", node_header(first).encode())],
+        "client": ("127.0.0.1", 5),
+    }
+    app = ApplicationCommunicator(handler, scope)
+    await app.send_input({"type": "http.request", "body": b"x", "more_body": True})  # and the rest never comes
+    await until(lambda: handler._room.held.total() == 1500, "its room is taken")
+    logs = "/api/agent/v1/logs/1.1.0"
+    assert await send(handler, logs, b"x" * 600, authorization=node_header(first)) == 503
+    assert await send(handler, logs, b"x" * 600, authorization=node_header(second)) == 400
+    await app.send_input({"type": "http.disconnect"})
+    await app.wait(PATIENCE_S)
+    assert handler._room.held == {}
+    assert await send(handler, logs, b"x" * 600, authorization=node_header(first)) == 400
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------

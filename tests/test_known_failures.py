@@ -231,42 +231,15 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "F30": (
-        "a charge runs on until the system hears of the end",
+    "F5": (
+        "agents of two control planes on one machine kill each other's jobs",
         {
-            "jobs/test_charge_ends.py": (
-                "test_a_node_that_was_off_and_rebooted_costs_what_was_seen_to_run",
-                "test_what_staff_write_off_costs_what_was_seen_to_run",
-                "test_a_lease_that_ran_out_costs_what_was_seen_to_run",
-                "test_what_ended_after_the_backup_costs_until_the_backup_whatever_redis_has_heard_since",
-                "test_agent_and_shim_killed_together_cost_until_the_last_sync_of_the_agent_before",
-                "test_the_checks_find_a_charge_that_goes_on_until_the_end_was_heard_of",
-                "test_live_use_and_fair_share_count_until_the_last_sync_too",
+            "agent/test_installation.py": (
+                "test_the_same_node_number_of_two_control_planes_on_one_machine_does_not_meet",
+                "test_a_group_that_is_there_already_is_somebody_elses_and_nothing_in_it_is_killed",
+                "test_what_an_older_agent_started_under_its_old_name_is_adopted_until_it_ends",
             ),
-            "agent/test_runner.py": ("test_a_program_that_is_over_is_told_as_such_while_its_report_waits_for_its_last_output",),
-            "agent/test_zygote.py": ("test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes",),
-        },
-    ),
-    "F13": (
-        "one person's work stops everybody's",
-        {
-            "attack/test_edges.py": (
-                "test_slow_pages_leave_agents_and_the_health_check_alone",
-                "test_slow_output_of_jobs_leaves_the_reports_of_agents_alone",
-                "test_a_queue_without_an_end_is_refused_with_a_time_to_come_again",
-                "test_a_database_that_is_busy_for_too_long_asks_to_come_again",
-                "test_a_chunk_that_is_sent_twice_at_once_is_told_to_come_again",
-            ),
-            "quotas/test_masking.py": (
-                "test_twelve_secrets_of_one_letter_and_a_job_that_prints_it_leave_nothing_unmasked",
-                "test_the_comparisons_do_not_grow_with_the_number_of_values",
-                "test_the_comparisons_grow_with_the_text_alone_however_it_repeats_a_value",
-                "test_a_chunk_that_is_too_much_work_is_taken_in_parts_and_none_is_shown_unmasked",
-            ),
-            "quotas/test_secrets.py": ("test_more_secrets_than_can_be_masked_are_refused_at_submit_with_the_numbers",),
-            "test_lanes.py": ("test_addresses_take_turns_however_much_one_of_them_asks",),
-            "jobs/test_logs.py": ("test_who_repeats_a_chunk_that_is_being_written_is_told_so_and_waits_for_nothing",),
-            "agent/test_logs.py": ("test_a_rank_whose_chunk_is_still_at_work_waits_for_as_long_as_it_is_told_and_the_others_do_not",),
+            "nodes/test_enrol.py": ("test_every_machine_is_told_this_control_planes_own_name",),
         },
     ),
     "F7": (
@@ -284,15 +257,39 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "jobs/test_agent_api.py": ("test_an_event_that_can_not_be_read_keeps_no_node_out",),
         },
     ),
-    "F5": (
-        "agents of two control planes on one machine kill each other's jobs",
+    "F13": (
+        "one person's work stops everybody's",
         {
-            "agent/test_installation.py": (
-                "test_the_same_node_number_of_two_control_planes_on_one_machine_does_not_meet",
-                "test_a_group_that_is_there_already_is_somebody_elses_and_nothing_in_it_is_killed",
-                "test_what_an_older_agent_started_under_its_old_name_is_adopted_until_it_ends",
+            "attack/test_edges.py": (
+                "test_slow_pages_leave_agents_and_the_health_check_alone",
+                "test_slow_output_of_jobs_leaves_the_reports_of_agents_alone",
+                "test_a_queue_without_an_end_is_refused_with_a_time_to_come_again",
+                "test_a_database_that_is_busy_for_too_long_asks_to_come_again",
+                "test_a_chunk_that_is_sent_twice_at_once_is_told_to_come_again",
             ),
-            "nodes/test_enrol.py": ("test_every_machine_is_told_this_control_planes_own_name",),
+            "test_lanes.py": ("test_addresses_take_turns_however_much_one_of_them_asks",),
+            "jobs/test_logs.py": ("test_who_repeats_a_chunk_that_is_being_written_is_told_so_and_waits_for_nothing",),
+            "agent/test_logs.py": ("test_a_rank_whose_chunk_is_still_at_work_waits_for_as_long_as_it_is_told_and_the_others_do_not",),
+        },
+    ),
+    "F14": (
+        "headers, bodies, frames and connections without limits",
+        {
+            "attack/test_edges.py": (
+                "test_hundreds_of_half_sent_requests_cost_little_and_are_closed_in_time",
+                "test_a_header_of_80_mib_is_refused_at_its_beginning",
+            ),
+            "test_edge.py": (
+                "test_what_is_too_much_is_refused_with_the_servers_own_words_and_all_headers",
+                "test_half_sent_headers_and_bodies_and_quiet_connections_are_closed",
+                "test_who_reads_no_answer_is_closed",
+                "test_whoever_opens_many_connections_takes_seats_from_himself",
+                "test_a_frame_is_judged_by_its_announced_length",
+            ),
+            "test_handler.py": (
+                "test_a_large_body_is_taken_from_who_is_known_only",
+                "test_there_is_room_for_so_much_at_a_time_and_no_sender_gets_more_than_half",
+            ),
         },
     ),
     "F15": (
@@ -343,8 +340,27 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_31_stops_its_job_whatever_the_nodes_clock_says",
                 "test_a_31_of_an_earlier_attempt_stops_no_later_one",
             ),
-            "nodes/test_sync.py": ("test_when_an_event_was_is_counted_by_one_clock", "test_a_clock_that_is_wrong_is_told"),
+            "nodes/test_sync.py": (
+                "test_when_an_event_was_is_counted_by_one_clock",
+                "test_a_clock_that_is_wrong_is_told",
+            ),
             "nodes/test_alerts.py": ("test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts",),
+        },
+    ),
+    "F30": (
+        "a charge runs on until the system hears of the end",
+        {
+            "jobs/test_charge_ends.py": (
+                "test_a_node_that_was_off_and_rebooted_costs_what_was_seen_to_run",
+                "test_what_staff_write_off_costs_what_was_seen_to_run",
+                "test_a_lease_that_ran_out_costs_what_was_seen_to_run",
+                "test_what_ended_after_the_backup_costs_until_the_backup_whatever_redis_has_heard_since",
+                "test_agent_and_shim_killed_together_cost_until_the_last_sync_of_the_agent_before",
+                "test_the_checks_find_a_charge_that_goes_on_until_the_end_was_heard_of",
+                "test_live_use_and_fair_share_count_until_the_last_sync_too",
+            ),
+            "agent/test_runner.py": ("test_a_program_that_is_over_is_told_as_such_while_its_report_waits_for_its_last_output",),
+            "agent/test_zygote.py": ("test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes",),
         },
     ),
     "F36": (

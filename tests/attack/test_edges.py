@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +22,12 @@ from jobs import logs
 from jobs.models import Rank
 from jobs.services.schedule import pass_run
 from nebulagrid.handler import PooledHandler
+from nebulagrid.headers import headers_due
+from tests.edge_lab import Peer, asked, peers_close
 from tests.factories import node_header, node_make
 from tests.jobs.lab import Lab
 from tests.test_handler import get
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, until, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,3 +115,98 @@ def test_a_chunk_that_is_sent_twice_at_once_is_told_to_come_again(client: Any) -
         )
     assert (answer.status_code, answer["Retry-After"]) == (409, "1")
     assert answer.json() == {"code": "busy", "message": "another chunk of this log is being written", "fields": {}, "length": 0}
+
+
+# --- a web process without a server in front of it ------------------------------------------------------------------
+
+
+class WebProcess:
+    """The real one, on a data folder of its own."""
+
+    def __init__(self, data: Path, **settings: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        own = {"NEBULA_DATA": str(data), "NEBULA_PORT": str(self.port), "NEBULA_ROLE": "web", "NEBULA_LOG_LEVEL": "ERROR"}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("NEBULA_", "DJANGO_", "PYTEST_"))}
+        self.process = subprocess.Popen([sys.executable, "-m", "nebulagrid.web"], env={**env, **own, **settings})
+        wait_until(self.answers, "the web process answers")
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, "the web process ended"
+        try:
+            return asked(self.port, "/healthz")[0] == 200
+        except OSError:
+            return False
+
+    def peak_mib(self) -> float:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
+        assert found is not None
+        return int(found[1]) / 1024
+
+    def stop(self) -> None:
+        peers_close()
+        self.process.terminate()
+        assert self.process.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[WebProcess]:
+    limits = {"HEADER_S": "2", "BODY_S": "2", "IDLE_S": "2", "CONNECTIONS_EACH": "500"}
+    process = WebProcess(tmp_path, TMPDIR=str(tmp_path), **{f"NEBULA_WEB_{name}": value for name, value in limits.items()})
+    yield process
+    process.stop()
+
+
+def test_hundreds_of_half_sent_requests_cost_little_and_are_closed_in_time(web: WebProcess, tmp_path: Path) -> None:
+    before = web.peak_mib()
+    headers = [Peer(web.port) for _ in range(250)]
+    for peer in headers:
+        peer.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-One: ")
+    announced = [Peer(web.port) for _ in range(30)]
+    for peer in announced:
+        peer.send(b"POST /accounts/login/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 4_000_000)
+    chunked = [Peer(web.port) for _ in range(30)]
+    for peer in chunked:
+        peer.send(b"POST /accounts/login/ HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3D090\r\n" + b"x" * 200_000)
+    assert web.answers(), "everybody else is served meanwhile"
+    assert {peer.status() for peer in announced} <= {413, 0}
+    assert {peer.status() for peer in chunked} <= {413, 0}
+    assert {peer.status() for peer in headers} == {408}
+    assert web.peak_mib() - before < 64
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("tmp")] == []
+
+
+def test_a_header_of_80_mib_is_refused_at_its_beginning(web: WebProcess) -> None:
+    before = web.peak_mib()
+    peers = [Peer(web.port) for _ in range(4)]
+    for peer in peers:
+        peer.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-One: ")
+        for _ in range(80):
+            if not peer.send(b"a" * 1024 * 1024):
+                break
+        else:
+            pytest.fail("80 MiB of headers were taken")
+    assert {peer.status() for peer in peers} <= {431, 0}
+    assert web.peak_mib() - before < 16
+    assert web.answers()
+
+
+def test_every_answer_has_the_headers_that_keep_a_browser_from_harm(web: WebProcess) -> None:
+    for method, path in (
+        ("GET", "/healthz"),
+        ("GET", "/static/nothing.css"),
+        ("GET", "/static/css/tokens.css"),
+        ("GET", "/favicon.ico"),
+        ("GET", "/install.sh"),
+        ("GET", "/nothing"),
+        ("PUT", "/accounts/login/"),
+        ("GET", "/%00"),
+        ("GET", "/api/v1/me"),
+        ("GET", "/api/agent/v1/sync"),
+        ("GET", "/metrics"),
+        ("BREW", "/"),
+    ):
+        status, headers, _body = asked(web.port, path, method=method)
+        for name, _value in headers_due():
+            assert name.decode() in headers, (path, status, name)
+        assert "frame-ancestors 'none'" in headers["content-security-policy"], path

@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_the_job_and_a_second_start_picks_it_up(tmp_path: Path) ->
             pid = int(log_of(client, job_id).split()[0])
         assert grid.stop() == 0
         os.kill(pid, 0)  # still there
-        assert [line for line in grid.commands() if b"uvicorn" in line or b"celery" in line or b"agent.main" in line] == []
+        assert [line for line in grid.commands() if b"nebulagrid.web" in line or b"celery" in line or b"agent.main" in line] == []
         token = grid.profile().token
         grid.start()  # how long it may take is the bench's business (restart_s)
         assert grid.profile().token == token, "a working profile is left alone"

@@ -211,14 +211,7 @@ class Command(BaseCommand):
             argv = redis_argv(program=program, socket_path=path, folder=folder)
             children.append(ChildSpec(name="redis", argv=argv, env=env, stage=0, probe=f"redis:{path}", until_s=3, hints=str(folder)))
         python = [sys.executable, "-m"]
-        web = [
-            *python, "uvicorn", "nebulagrid.asgi:application", "--host", settings.BIND, "--port", str(settings.PORT), "--no-access-log",
-            "--log-level", "warning", "--lifespan", "off", "--no-proxy-headers", "--no-server-header", "--timeout-graceful-shutdown", "2",
-            # A frame of all cards goes to each viewer each second: packing it 200 times takes longer than sending it.
-            "--ws-per-message-deflate", "false",
-        ]  # fmt: skip
-        if settings.TLS_CERT:
-            web += ["--ssl-certfile", settings.TLS_CERT, "--ssl-keyfile", settings.TLS_KEY]
+        web = [*python, "nebulagrid.web"]
         worker = [
             *python, "celery", "-A", "nebulagrid", "--quiet", "worker", "--pool", "threads", "--concurrency", "4", "--without-gossip",
             "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING",
