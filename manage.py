@@ -19,3 +19,7 @@ if __name__ == "__main__":
             raise
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        # The reader (head, less) has enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)

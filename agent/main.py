@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("nebula-agent")
 
 EXIT_CONFIG = 2
+#: As a shell has it for SIGPIPE; nebula-ctl answers the same.
+EXIT_PIPE_CLOSED = 141
 
 
 class Quit(Exception):
@@ -451,12 +454,22 @@ def parser_make() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser_make().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that can't show a sign gets \\u…: a card's name must not end the command.
+        getattr(stream, "reconfigure", lambda **_more: None)(errors="backslashreplace")
     try:
-        return int(args.function(args))
+        args = parser_make().parse_args(argv)
+        code = int(args.function(args))
+        sys.stdout.flush()
+        return code
     except Quit as quitting:
         print(f"nebula-agent: {quitting}", file=sys.stderr)  # noqa: T201
         return quitting.code
+    except BrokenPipeError:
+        # The reader (head, less) has enough. Without this Python complains of what is still buffered when it exits.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from client.errors import ExitCode, NebulaError, exit_code_for
+from client.errors import ExitCode, NebulaError, UsageFault, exit_code_for
 from client.i18n import _
 
 if TYPE_CHECKING:
@@ -86,6 +86,19 @@ GROUPS = {
 }
 
 
+#: What a group does when it is named alone: the command that shows what there is.
+BARE = {
+    "quota": "show",
+    "node": "list",
+    "gpu": "list",
+    "alerts": "list",
+    "incidents": "list",
+    "projects": "list",
+    "tokens": "list",
+    "secrets": "list",
+}
+
+
 def build(only: str | None = None) -> typer.Typer:
     """The command tree; ``only`` = the first word, the rest is left out (it would cost start-up time)."""
     import typer
@@ -102,8 +115,16 @@ def build(only: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(root)
-    groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in GROUPS.items() if only in {None, name}}
+    groups = {
+        name: typer.Typer(cls=LightGroup, help=text, no_args_is_help=name not in BARE)
+        for name, text in GROUPS.items()
+        if only in {None, name}
+    }
     for name, group in groups.items():
+        if name in BARE:
+            module_name, function, _text = COMMANDS[name, BARE[name]]
+            bare = getattr(import_module(f"client.commands.{module_name}"), function)
+            group.callback(invoke_without_command=True, cls=LightGroup)(_bare(bare))
         app.add_typer(group, name=name)
     for words, (module_name, function, text) in COMMANDS.items():
         if only is not None and words[0] != only:
@@ -135,10 +156,41 @@ def _guarded(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
+def _bare(command: Callable[..., None]) -> Callable[..., None]:
+    """The group's own callback: carries out ``command`` when no other is named."""
+    import typer
+
+    from client.commands import common
+
+    def group(ctx: typer.Context, is_json: common.JsonFlag = False, profile: common.ProfileOption = None) -> None:
+        if ctx.invoked_subcommand is None:
+            _guarded(command)(is_json=is_json, profile=profile)
+            return
+        # What stands between the group and its command counts for the command.
+        common.defaults.is_json = common.defaults.is_json or is_json
+        common.defaults.profile = profile or common.defaults.profile
+
+    group.__annotations__ = {"ctx": typer.Context, "is_json": common.JsonFlag, "profile": common.ProfileOption, "return": None}
+    return group
+
+
 def _first_word(argv: Sequence[str]) -> str | None:
     """The command's first word when the line is plain enough to build only that one."""
     first = argv[0] if argv else ""
     return first if any(words[0] == first for words in COMMANDS) else None
+
+
+def _words_check(argv: Sequence[str]) -> None:
+    """Raises UsageFault for a word with bytes that are no UTF-8: JSON can't carry them to the control plane."""
+    from client.encoding import bytes_shown, is_text
+
+    for number, word in enumerate(argv, start=1):
+        if not is_text(word):
+            message = _(
+                "Word {number} of the command line is not UTF-8: {word}. "
+                "Rename the file, or put the command into a script with a plain name."
+            )
+            raise UsageFault("not_utf8", message.format(number=number, word=bytes_shown(word)))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -152,11 +204,18 @@ def run(argv: Sequence[str]) -> int:
             sys.stdout.write(f"nebula-ctl {__version__}\n")
             sys.stdout.flush()
             return ExitCode.OK
+        _words_check(argv)
         code = _dispatch(argv)
         sys.stdout.flush()
         return code
     except (PipeClosed, BrokenPipeError):
         # The reader (head, less) has enough. What is still buffered has nowhere to go; without this Python complains at exit.
+        _silence(sys.stdout)
+        return ExitCode.PIPE_CLOSED
+    except SystemExit as ending:
+        # So Rich and Typer end when the reader goes away while help is printed.
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
         _silence(sys.stdout)
         return ExitCode.PIPE_CLOSED
     except KeyboardInterrupt:

@@ -151,7 +151,8 @@ def _chunk(client: NebulaClient, job_id: int, *, attempt: int | None, rank: int,
     except NebulaError as error:
         if error.status != 404 or attempt is not None:
             raise
-        if client.job_get(job_id)["attempt"] is not None:
-            raise
-        return None
+        # Placed in between: the next look finds the attempt. What stays missing is missing.
+        if client.job_get(job_id)["attempt"] is None:
+            return None
+        chunk = client.job_logs(job_id, attempt=None, rank=rank, offset=offset, limit=CHUNK_BYTES)
     return chunk if chunk["attempt"] else None

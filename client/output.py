@@ -194,7 +194,7 @@ def model_short(model: str) -> str:
 
 
 def overview(usage: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]] | None) -> str:
-    """What ``nebula-ctl status`` prints. GB here is 1024 MiB, as in ``--gpu-mem 24G``. ``nodes`` None = not for this reader."""
+    """What ``nebula-ctl status`` prints. ``nodes`` None = not for this reader."""
     gpus, vram = usage["gpus"], usage["vram"]
     words = (("idle", _("idle")), ("busy", _("busy")), ("maintenance", _("maintenance")))
     parts = ", ".join(f"{gpus[part]} {word}" for part, word in words)
@@ -202,8 +202,12 @@ def overview(usage: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]] | None
         _("Cluster Overview:"),
         "  " + _("Nodes: {count}").format(count=usage["nodes"]["total"]),
         "  " + _("GPUs: {count} ({parts})").format(count=gpus["total"], parts=parts),
-        "  " + _("Total VRAM: {total} (free: {free})").format(total=_gb(vram["total_mib"]), free=_gb(vram["free_mib"])),
+        "  " + _("Total VRAM: {total} (free: {free})").format(total=_gib_whole(vram["total_mib"]), free=_gib_whole(vram["free_mib"])),
     ]
+    out = out_of_use(nodes or ())
+    if out:
+        more = [_("and {count} more").format(count=len(out) - OUT_SHOWN)] if len(out) > OUT_SHOWN else []
+        lines.append("  " + _("Maintenance: {cards}").format(cards=", ".join([*out[:OUT_SHOWN], *more])))
     if nodes is not None:
         lines.append(_("Node Details:"))
         lines += [f"  {node_line(node)}" for node in nodes] or ["  " + _("no nodes yet; add one with nebula-ctl node add NAME")]
@@ -213,8 +217,25 @@ def overview(usage: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]] | None
     return "\n".join(lines)
 
 
-def _gb(mib: int | None) -> str:
-    return _("unknown") if mib is None else f"{mib / 1024:.0f} GB"
+def _gib_whole(mib: int | None) -> str:
+    return _("unknown") if mib is None else f"{mib / 1024:.0f} GiB"
+
+
+def out_of_use(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The cards that count as maintenance, each with its reason: ``node03:1 MISSING``, ``node02:0 on a node that is UNKNOWN``."""
+    found = []
+    for node in nodes:
+        away = _("node {state}").format(state=safe(node["state"])) if node["state"] != "READY" else _("node cordoned")
+        for gpu in node.get("gpus") or []:
+            if gpu["state"] != "HEALTHY":
+                found.append(f"{safe(node['name'])}:{gpu['index']} {safe(gpu['state'])}")
+            elif gpu.get("use") == "maintenance":
+                found.append(f"{safe(node['name'])}:{gpu['index']} {away}")
+    return found
+
+
+#: So many cards out of use are named in the overview.
+OUT_SHOWN = 6
 
 
 def node_line(node: Mapping[str, Any]) -> str:

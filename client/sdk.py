@@ -27,6 +27,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from client import follow, shapes
+from client.encoding import body_encode
 from client.errors import NebulaError, Unreachable
 from client.i18n import _, http_language
 from client.quota_calls import QuotaCalls
@@ -396,7 +397,7 @@ class NebulaClient(ApplyCalls, SecretCalls, PeopleCalls, QuotaCalls):
         sent = self._headers(is_anonymous=is_anonymous, extra=headers)
         content: bytes | None = None
         if method in {"POST", "PUT", "PATCH"}:
-            content = json.dumps(body or {}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+            content = body_encode(body or {})
             sent["Content-Type"] = "application/json"
         target = base + path + _query(params)
 
@@ -459,7 +460,7 @@ class NebulaClient(ApplyCalls, SecretCalls, PeopleCalls, QuotaCalls):
         """A streamed body. Retried until its first byte only: later a repeat would give bytes twice."""
         target = API + path + _query(params)
         headers = self._headers(is_anonymous=False, extra=None if body is None else {"Content-Type": "application/json"})
-        content = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        content = None if body is None else body_encode(body)
 
         @contextmanager
         def opened() -> Iterator[Stream]:

@@ -249,6 +249,17 @@ class Artifact(TypedDict):
     created_at: NotRequired[str]
 
 
+class Slice(TypedDict):
+    """A part of a card. ``job``, ``name`` and ``user`` are None where the reader may not know whose it is, and of what is free."""
+
+    id: str
+    memory_mib: int
+    state: str
+    job: int | None
+    name: str | None
+    user: str | None
+
+
 class Gpu(TypedDict):
     uuid: str
     short: str
@@ -273,6 +284,9 @@ class Gpu(TypedDict):
     temp_c: int | None
     power_w: float | None
     foreign_mib: int | None
+    use: str
+    nvlink: bool
+    slices: list[Slice]
     sampled_at: str | None
     stale: bool
     is_idle: bool

@@ -316,6 +316,8 @@ class FakeApi:
                     "temp_c": None,
                     "power_w": None,
                     "foreign_mib": None,
+                    "nvlink": False,
+                    "slices": [],
                     "sampled_at": None,
                     "stale": False,
                     "is_idle": not is_busy,
@@ -400,15 +402,18 @@ class FakeApi:
         elif job.row["state"] not in FINAL:
             self._move(job.row["id"], "STOPPING", "cancelled")
 
+    def nodes_json(self) -> list[dict[str, Any]]:
+        """The nodes as they are now: what their cards are used for follows from both states."""
+        for node in self.nodes:
+            takes_work = node["state"] == "READY" and not node["cordoned"]
+            for gpu in node["gpus"]:
+                is_busy = gpu["live_slices"] > 0
+                gpu["use"] = "maintenance" if not takes_work or gpu["state"] != "HEALTHY" else "busy" if is_busy else "idle"
+        return self.nodes
+
     def usage_json(self) -> dict[str, Any]:
-        gpus = [gpu for node in self.nodes for gpu in node["gpus"]]
-
-        def use(gpu: dict[str, Any], node: dict[str, Any]) -> str:
-            if node["state"] != "READY" or node["cordoned"] or gpu["state"] != "HEALTHY":
-                return "maintenance"
-            return "busy" if gpu["live_slices"] else "idle"
-
-        uses = [use(gpu, node) for node in self.nodes for gpu in node["gpus"]]
+        gpus = [gpu for node in self.nodes_json() for gpu in node["gpus"]]
+        uses = [gpu["use"] for gpu in gpus]
         states = [job.row["state"] for job in self.jobs.values()]
         return {
             "nodes": {"total": len(self.nodes), "ready": sum(n["state"] == "READY" for n in self.nodes)},

@@ -133,7 +133,7 @@ class Handler(BaseHTTPRequestHandler):
             case ["jobs", number, *rest], _:
                 return self._job(user, self._find(user, number), rest, method, query, body)
             case ["nodes", ""], "GET":
-                return 200, self._page(self.api.nodes, query)
+                return 200, self._page(self.api.nodes_json(), query)
             case ["nodes", "enroll-token"], "POST":
                 self._staff(user)
                 return 201, {"token": "nge_secret", "expires_at": "2030-01-01T00:00:00Z", "name": body.get("name", "")}
@@ -146,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
             case ["alerts", *rest], _:
                 return self._alerts(user, rest, method, body, query)
             case ["gpus", ""], "GET":
-                return 200, self._page([gpu for node in self.api.nodes for gpu in node["gpus"]], query)
+                return 200, self._page([gpu for node in self.api.nodes_json() for gpu in node["gpus"]], query)
             case ["resources", "usage"], "GET":
                 return 200, self.api.usage_json()
         raise Refusal(404, "not_found", "There is nothing at this address.")

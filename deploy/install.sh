@@ -91,6 +91,11 @@ USAGE
     esac
   done
   if [ -n "$user_mode" ]; then
+    # A service or a container may start without HOME; the account's own folder is in the password database then.
+    if [ -z "${HOME:-}" ]; then HOME=$(getent passwd "$(id -u)" 2>/dev/null | cut -d: -f6 || true); fi
+    if [ -z "$HOME" ] && { [ -z "$prefix" ] || [ -z "$config_dir" ] || [ -z "$data_dir" ]; }; then
+      fail "--user installs below your home, and HOME is not set: set it, or give --prefix, --config-dir and --data-dir"
+    fi
     : "${prefix:=$HOME/.local/share/nebulagrid}" "${config_dir:=$HOME/.config/nebulagrid}"
     : "${data_dir:=$HOME/.local/state/nebulagrid/agent}"
   fi

@@ -38,13 +38,27 @@ CHUNK = 262_144
 
 
 def _rank_asked(request: Request, job: Job) -> Rank | None:
-    """The rank that ?attempt= and ?rank= name; None = the job has not started yet. Raises NotFound, ValidationError."""
+    """The rank that ?attempt= and ?rank= name; None = it has not started yet. Raises NotFound, ValidationError.
+
+    A job may be placed between the two queries, which would be an attempt without the rank. Both are written in one transaction,
+    so the rank is looked for once more where there is an attempt.
+    """
     epoch = whole_parameter(request, "attempt", None, most=2**31 - 1)
     index = whole_parameter(request, "rank", 0, most=2**31 - 1) or 0
     rank = rank_find(job=job, epoch=epoch, index=index)
-    if rank is None and (epoch is not None or index or attempt_latest(job) is not None):
+    latest = attempt_latest(job) if rank is None else None
+    if latest is not None:
+        rank = rank_find(job=job, epoch=epoch, index=index)
+    if rank is None and not (index < job.nodes and _is_to_come(job, epoch, latest.epoch if latest is not None else 0)):
         raise NotFound(refusals.error_text("log_gone"), code="log_gone")
     return rank
+
+
+def _is_to_come(job: Job, epoch: int | None, latest: int) -> bool:
+    """Whether there is no such attempt yet, but may be one: the first, or the one after the latest."""
+    if epoch is None:
+        return latest == 0
+    return epoch == latest + 1 and not job.is_final
 
 
 def _is_over(rank: Rank, length: int) -> bool:
@@ -104,7 +118,8 @@ class JobLogsView(APIView):
             raise bad_parameter("align", _("Must be lines, or left out."))
         rank = _rank_asked(request, job)
         if rank is None:
-            answer = {"attempt": None, "rank": 0, "offset": 0, "next_offset": 0, "length": 0, "is_complete": job.is_final, "text": ""}
+            index = whole_parameter(request, "rank", 0) or 0
+            answer = {"attempt": None, "rank": index, "offset": 0, "next_offset": 0, "length": 0, "is_complete": job.is_final, "text": ""}
             return Response({"job": job.pk, **answer})
         # The length is read before the bytes: what is appended meanwhile is for the next call.
         length = logs.log_length(rank.key)

@@ -28,7 +28,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 #: Packages of the agent's wheel; what of them is no Python is listed in pyproject.toml.
-PACKAGES = ("agent", "client")
+PACKAGES = ("agent", "client", "nebulagrid_client")
 #: Notes of the installer about this machine; a wheel has none of them.
 NOT_PACKED = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same sources make the same bytes

@@ -55,7 +55,13 @@ class JSONParser(BaseParser):
         try:
             value = json.loads(raw.decode("utf-8-sig"), parse_constant=_no_constant)
         except UnicodeDecodeError as error:
-            raise exceptions.ParseError(_("The body is not UTF-8."), code="not_json") from error
+            values = {
+                "byte": f"0x{raw[error.start]:02x}",
+                "at": error.start,
+                "before": raw[max(0, error.start - 20) : error.start].decode("utf-8", "replace"),
+            }
+            message = _("The body is not UTF-8: byte %(byte)s at position %(at)d, after %(before)s")
+            raise exceptions.ParseError(message % values, code="not_json") from error
         except RecursionError as error:
             raise exceptions.ParseError(_("The body is nested too deeply."), code="not_json") from error
         except ValueError as error:

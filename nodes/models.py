@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from nodes.alert_models import Alert, AlertJob, AlertMute, AlertRule
 from nodes.health_models import CardCare, Incident, IncidentEntry, Inspection, XidPolicy
+from nodes.names import NAME_MOST, node_name_validate
 from nodes.sample_models import GpuSample, Level, NodeSample, PoolSample, RankSample
 
 __all__ = [
@@ -56,7 +57,7 @@ class Node(models.Model):
     """A machine with an agent. ``session`` is the agent's current start; superseded ones are refused for ever.
     ``past_sessions`` keeps the last 32. ``last_seen_at`` is flushed in bulk every 5 s; the truth of the second is in Redis."""
 
-    name = models.SlugField(_("name"), max_length=63, unique=True)
+    name = models.CharField(_("name"), max_length=NAME_MOST, unique=True, validators=[node_name_validate])
     state = models.CharField(_("state"), max_length=12, choices=NodeState.choices, default=NodeState.ENROLLING)
     state_at = models.DateTimeField(_("state since"), default=timezone.now)
     # NULL, not "", for a node without one: it must be unique among those that have it.
@@ -125,7 +126,9 @@ class EnrolToken(models.Model):
     """Lets one machine join once, for at most an hour."""
 
     token_sha256 = models.CharField(max_length=64, unique=True, editable=False)
-    node_name = models.SlugField(_("node name"), max_length=63, blank=True, help_text=_("Empty: the machine's own name."))
+    node_name = models.CharField(
+        _("node name"), max_length=NAME_MOST, blank=True, validators=[node_name_validate], help_text=_("Empty: the machine's own name.")
+    )
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, verbose_name=_("created by"), null=True, on_delete=models.SET_NULL, related_name="+"
     )

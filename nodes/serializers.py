@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from rest_framework import serializers
 
 from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
+from nodes.names import NAME_MOST, node_name_validate
 from nodes.pool import gpu_use
 from nodes.telemetry import Latest
 from nodes.topology import links_json
@@ -180,7 +181,14 @@ class ResumeRequest(NodeInput):
 
 
 class EnrollTokenRequest(NodeInput):
-    name = serializers.SlugField(required=False, allow_blank=True, default="", max_length=63, help_text="Empty: the machine's own name.")
+    name = Text(
+        required=False,
+        allow_blank=True,
+        default="",
+        max_length=NAME_MOST,
+        validators=[node_name_validate],
+        help_text="gpu01 or gpu01.lab.example.org. Empty: the machine's own name.",
+    )
 
 
 class CommandRequest(NodeInput):

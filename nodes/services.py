@@ -14,7 +14,6 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import IntegrityError, transaction
 from django.utils import timezone
-from django.utils.text import slugify
 
 from agent.protocol import EnrolAnswer, EnrolRequest
 from nodes import live, selectors, telemetry
@@ -24,6 +23,7 @@ from nodes.inventory import SILENT
 from nodes.labels import node_label
 from nodes.liveness import silent_nodes, watch_next
 from nodes.models import AgentCommand, EnrolToken, Gpu, Installation, Node, NodeState
+from nodes.names import name_given, name_of_host
 from nodes.sync import NodeSync, node_heard, node_ready, node_sync
 from nodes.text import json_clean, text_clean
 from quotas.audit import audit
@@ -67,7 +67,7 @@ def enrol_token_create(
     secret = "nge_" + secrets.token_urlsafe(32)
     token = EnrolToken.objects.create(
         token_sha256=hashlib.sha256(secret.encode()).hexdigest(),
-        node_name=_name(node_name) if node_name else "",
+        node_name=name_given(node_name) if node_name else "",
         created_by=by,
         created_at=now,
         expires_at=now + timedelta(seconds=ttl_s),
@@ -95,7 +95,9 @@ def node_enrol(*, request: EnrolRequest, now: datetime | None = None) -> EnrolAn
     if token.node_name and (node := Node.objects.select_for_update().filter(name=token.node_name).first()):
         _node_reenrol(node, credential=credential, now=now)
     else:
-        node = _node_create(token.node_name or _name(request.name or request.hostname), request=request, credential=credential, now=now)
+        node = _node_create(
+            token.node_name or name_of_host(request.name or request.hostname), request=request, credential=credential, now=now
+        )
     EnrolToken.objects.filter(pk=token.pk).update(node=node)
     audit(token.created_by, "node.enrolled", f"node {node.name}", {"hostname": text_clean(request.hostname)[:253]}, now=now)
     live.publish("pool", {"node": node.pk, "state": node.state})
@@ -148,11 +150,6 @@ def _node_create(name: str, *, request: EnrolRequest, credential: str, now: date
         except IntegrityError:
             continue  # another machine took the name meanwhile
     raise NodeRefused("node_busy", 409, {"node": name, "state": "taken"})
-
-
-def _name(text: str) -> str:
-    """A host name → a node name: ``gpu-3.lab.example`` → ``gpu-3``."""
-    return slugify(text.split(".")[0])[:63].strip("-_") or "node"
 
 
 # --- drains -------------------------------------------------------------------------------------------------------

@@ -50,10 +50,11 @@ def test_a_cut_download_does_nothing(shell: str, tmp_path: Path) -> None:
     stubs.run(shell, script, *ARGS)
     assert "id" in stubs.called.read_text().split(), "the whole script called nothing: this test could not fail"
     stubs.called.unlink()
-    at = sorted({*range(0, len(script), 1024), *(i + 1 for i, byte in enumerate(script) if byte == 10)} - {len(script)})
+    complete = len(script) - 2  # from here on only blanks are missing
+    at = sorted(i for i in {*range(0, len(script), 1024), *(i + 1 for i, byte in enumerate(script) if byte == 10)} if i < complete)
     # The last line, at every byte: there a shorter command would be a complete one.
     last = script.rstrip(b"\n").rindex(b"\n")
-    for length in [*at, *range(last, len(script) - 2)]:
+    for length in [*at, *range(last, complete)]:
         stubs.run(shell, script[:length], *ARGS)
         assert not stubs.called.exists(), f"cut at byte {length} it called {stubs.called.read_text().split()}"
 
@@ -85,6 +86,34 @@ def test_a_bad_wish_ends_in_one_sentence_and_nothing_else(args: tuple[str, ...],
     assert ran.returncode != 0
     assert word in ran.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def without_home(tmp_path: Path, *args: str, getent: str) -> subprocess.CompletedProcess[str]:
+    """The installer for the present user in an environment without HOME; ``getent`` is what the password database answers."""
+    stub = tmp_path / "bin" / "getent"
+    stub.parent.mkdir()
+    stub.write_text(f"#!/bin/sh\n{getent}\n")
+    stub.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name != "HOME"} | {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    argv = ["/bin/sh", str(SCRIPT), "--user", "--controller-endpoint", "https://127.0.0.1:1", "--token-file", "/nowhere", *args]
+    return subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
+
+
+def test_without_home_it_takes_the_accounts_folder(tmp_path: Path) -> None:
+    ran = without_home(tmp_path, getent=f"echo u:x:1000:1000::{tmp_path}/home:/bin/sh")
+    assert "/nowhere can't be read" in ran.stderr  # the next thing that it looks at
+    assert "HOME" not in ran.stderr
+
+
+def test_without_any_home_it_says_what_to_give(tmp_path: Path) -> None:
+    ran = without_home(tmp_path, getent="exit 2")
+    assert ran.returncode != 0
+    assert ran.stderr.strip() == (
+        "nebulagrid: --user installs below your home, and HOME is not set: set it, or give --prefix, --config-dir and --data-dir"
+    )
+    folders = [f"--{name}={tmp_path}/{name}" for name in ("prefix", "config-dir", "data-dir")]
+    (tmp_path / "bin").rename(tmp_path / "old")
+    assert "/nowhere can't be read" in without_home(tmp_path, *folders, getent="exit 2").stderr
 
 
 @pytest.mark.django_db
@@ -121,7 +150,7 @@ def test_the_wheel_is_the_same_each_time_and_holds_no_server(tmp_path: Path) -> 
     names = set(zipfile.ZipFile(first).namelist())
     tops = {name.split("/")[0] for name in names}
     assert {"agent/py.typed", "client/locale/zh_CN/LC_MESSAGES/nebula.mo", "client/data/digits.csv.gz"} <= names
-    assert {name for name in tops if not name.endswith(".dist-info")} == {"agent", "client"}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {"agent", "client", "nebulagrid_client"}
 
 
 def test_an_old_installation_s_wheels_go(tmp_path: Path) -> None:

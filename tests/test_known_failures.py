@@ -347,6 +347,38 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "nodes/test_alerts.py": ("test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts",),
         },
     ),
+    "F27": (
+        "bytes, names and pipes that end a command badly",
+        {
+            "client/test_ctl_words.py": (
+                "test_a_word_that_is_no_text_is_named",
+                "test_a_folder_whose_name_is_no_text_is_named",
+                "test_the_sdk_names_the_field_that_is_no_text",
+            ),
+            "nodes/test_enrol.py": (
+                "test_an_admin_may_name_a_machine_with_dots",
+                "test_a_name_that_no_node_can_have_is_refused_in_one_sentence",
+            ),
+            "test_install.py": (
+                "test_without_home_it_takes_the_accounts_folder",
+                "test_without_any_home_it_says_what_to_give",
+            ),
+            "test_closed_pipes.py": (
+                "test_nebula_ctl",
+                "test_nebula_agent",
+                "test_manage_py",
+            ),
+        },
+    ),
+    "F29": (
+        "output asked for in the moment of placement is a 404",
+        {
+            "jobs/test_api_output.py": (
+                "test_output_asked_for_in_the_moment_of_placement_is_empty_and_no_error",
+                "test_what_may_still_come_is_empty_and_what_can_not_is_a_404",
+            ),
+        },
+    ),
     "F30": (
         "a charge runs on until the system hears of the end",
         {
@@ -381,6 +413,18 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_six_chinese_characters_are_reason_enough",
                 "test_the_least_length_of_the_reason_is_said_beforehand",
                 "test_a_wrong_amount_is_quoted_as_it_was_typed",
+            ),
+        },
+    ),
+    "F43": (
+        "the command line says things that disagree or can't be read",
+        {
+            "client/test_ctl_words.py": (
+                "test_a_flag_is_not_shown_as_if_it_took_a_value",
+                "test_a_group_alone_shows_what_there_is",
+                "test_cards_that_count_as_maintenance_are_named_with_their_reason",
+                "test_advice_is_told_in_words",
+                "test_the_sdk_has_a_name_of_its_own",
             ),
         },
     ),

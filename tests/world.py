@@ -124,6 +124,7 @@ class World:
             "<int:user>": str(self.people["mate"].pk),
             "<str:name>": name,
             "<slug:name>": name,
+            "<node:name>": name,
             "<path:name>": name,
             "<int:rank>": "0",
             "<int:index>": "0",

@@ -60,8 +60,15 @@ def _plain_kind(annotation: Any) -> Any:
     return None
 
 
+def _nothing(ctx: Any) -> None:
+    return None
+
+
 def lighten(params: list[Any]) -> list[Any]:
     for param in params:
+        if getattr(param, "is_flag", False):
+            # A flag takes no value; Typer would show its type as if it did: --json <bool>.
+            param.display_type_rich = _nothing
         kind = _plain_kind(getattr(getattr(param, "type_descriptor", None), "annotation", None))
         if kind is not None and hasattr(param, "get_runtime_param"):
             param.get_runtime_param = partial(PlainParam, kind)

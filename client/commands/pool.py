@@ -43,9 +43,13 @@ def node_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
 
 def _marks(node: Any) -> str:
     marks = [mark for mark in node_marks(node) if mark != node["state"]]
-    advice = len(node.get("advice") or [])
-    if advice:
-        marks.append(_("advice: {count}").format(count=advice))
+    advice = [safe(item.get("text") or item.get("code")) for item in node.get("advice") or []]
+    if len(advice) == 1:
+        marks.append(_("advice: {text}").format(text=advice[0]))
+    elif advice:
+        marks.append(
+            _("advice: {text} (and {count} more: node show {name})").format(text=advice[0], count=len(advice) - 1, name=node["name"])
+        )
     return ", ".join(marks)
 
 
@@ -200,6 +204,7 @@ def _gpu_table(gpus: Any, *, with_node: bool) -> str:
         model = _("sim {model}").format(model=short) if gpu["simulated"] else short  # in front: it must not be cut off
         temp = "-" if gpu.get("temp_c") is None else f"{gpu['temp_c']}°C"
         memory = (gib_number(gpu["total_mib"]), gib_number(gpu["free_mib"]))  # the unit is in the header: models need the room
-        rows.append([place, gpu["short"], model, gpu["state"], *memory, percent(gpu.get("util_pct")), temp])
+        state = _("node out") if gpu["state"] == "HEALTHY" and gpu.get("use") == "maintenance" else gpu["state"]
+        rows.append([place, gpu["short"], model, state, *memory, percent(gpu.get("util_pct")), temp])
     headers = [_("NODE:#") if with_node else "#", "ID", _("MODEL"), _("STATE"), "GiB", _("FREE"), _("UTIL"), _("TEMP")]
     return table(headers, rows, width=columns(), right=frozenset({4, 5, 6, 7}), shrink=(2, 0))

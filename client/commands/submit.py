@@ -14,6 +14,7 @@ from client.commands import estimate
 from client.commands.common import JsonFlag, ProfileOption, note, print_json, say, session_open, usage_fault
 from client.commands.light import LightCommand
 from client.commands.watch import follow_to_end
+from client.encoding import bytes_shown, is_text
 from client.i18n import _
 from client.output import safe
 
@@ -205,7 +206,11 @@ def _workdir(given: str | None) -> str:
         if given is not None and Path(given).is_absolute():
             return given
         raise usage_fault(_("The current folder is gone; name one with --workdir DIR.")) from error
-    return os.path.normpath(here / given) if given else str(here)
+    folder = os.path.normpath(here / given) if given else str(here)
+    if not is_text(folder):
+        message = _("The name of the working folder is not UTF-8: {folder}. Rename it, or name another one with --workdir DIR.")
+        raise usage_fault(message.format(folder=bytes_shown(folder)))
+    return folder
 
 
 #: What --constraint may name besides labels → the API's name.
@@ -254,5 +259,7 @@ def _env(pairs: list[str]) -> dict[str, str]:
             if copied is None:
                 raise usage_fault(_("--env {name}: there is no such variable here to copy; write {name}=VALUE.").format(name=key))
             value = copied
+        if not is_text(value):
+            raise usage_fault(_("--env {name}: the value is not UTF-8: {value}.").format(name=key, value=bytes_shown(value)))
         chosen[key] = value
     return chosen

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -12,7 +14,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import logs
+from jobs import logs, output_api
 from jobs.agent_api import artifact_path
 from jobs.lifecycle import JobState, RankState
 from jobs.models import Artifact, Attempt, Job, Rank
@@ -20,6 +22,7 @@ from jobs.output_api import utf8_window
 from quotas.models import User
 from quotas.tokens import token_create
 from tests.factories import attempt_make, job_make, node_make, user_make
+from tests.jobs.lab import Lab
 from tests.rest import Api, is_error, no_redis  # noqa: F401
 
 pytestmark = pytest.mark.django_db
@@ -242,6 +245,51 @@ def test_an_artefact_that_is_not_there_is_a_404(api: Api, job: Job, path: str) -
     leave(job, "model.bin", b"x")
     answer = api.call("GET", f"/jobs/{job.pk}/artifacts/{path}")
     assert answer.status_code in {400, 404}
+
+
+def test_output_asked_for_in_the_moment_of_placement_is_empty_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    lab.node("n1", 24564)
+    job = lab.submit(gpu_mem_mib=4096)
+    rank_find = output_api.rank_find
+
+    def placed_meanwhile(**asked: Any) -> Rank | None:
+        rank = rank_find(**asked)
+        if Job.objects.get(pk=job.pk).state == JobState.WAITING:
+            lab.schedule()
+        return rank
+
+    monkeypatch.setattr(output_api, "rank_find", placed_meanwhile)
+    status, piece = Api(job.owner).get(f"/jobs/{job.pk}/logs")
+    assert (status, piece["attempt"], piece["text"], piece["is_complete"]) == (200, 1, "", False)
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ({}, 200),
+        ({"attempt": 1}, 200),  # it may be the next one
+        ({"rank": 1}, 200),
+        ({"attempt": 2}, 404),
+        ({"rank": 2}, 404),  # of two nodes there are ranks 0 and 1
+    ],
+)
+def test_what_may_still_come_is_empty_and_what_can_not_is_a_404(lin: User, api: Api, query: dict[str, int], status: int) -> None:
+    job = job_make(lin, nodes=2, gpu_count=2)
+    for path in ("logs", "logs/download"):
+        answer = api.call("GET", f"/jobs/{job.pk}/{path}?{urlencode(query)}")
+        assert answer.status_code == status, path
+
+
+def test_a_final_job_has_no_next_attempt(lin: User, api: Api) -> None:
+    lab = Lab()
+    lab.node("n1", 24564)
+    job = lab.submit(owner=lin, gpu_mem_mib=4096)
+    lab.schedule()
+    lab.report(job, "RUNNING")
+    assert api.get(f"/jobs/{job.pk}/logs", attempt=2)[0] == 200
+    lab.exit(job)
+    assert api.get(f"/jobs/{job.pk}/logs", attempt=2)[0] == 404
 
 
 def test_a_row_whose_file_is_gone_is_a_404(api: Api, job: Job) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.test import Client
 
 from agent.protocol import EnrolRequest
 from nodes import services
@@ -13,6 +14,7 @@ from nodes.errors import EnrolRefused, NodeRefused
 from nodes.models import AgentCommand, EnrolToken, Node, NodeState
 from nodes.services import command_create, enrol_token_create, node_cordon, node_enrol, node_resume, node_retire
 from tests.factories import attempt_make, gpu_make, node_header, node_make, user_make
+from tests.rest import Api
 from tests.threads import in_threads
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("no_redis", "published")]
@@ -223,3 +225,36 @@ def test_a_command_that_nobody_answers_expires():
     old.refresh_from_db()
     young.refresh_from_db()
     assert [(old.state, old.finished_at), (young.state, young.finished_at)] == [("EXPIRED", NOW + timedelta(seconds=60)), ("QUEUED", None)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("gpu01.lab.example.org", "gpu01.lab.example.org"),
+        ("GPU01.Lab.", "gpu01.lab"),
+        ("gpu01..lab", "gpu01.lab"),
+        ("gpu 01", "gpu-01"),
+        ("...", "node"),
+        ("a" * 70, "a" * 63),
+    ],
+)
+def test_an_admin_may_name_a_machine_with_dots(asked: str, name: str):
+    _token, secret = enrol_token_create(by=None, node_name=asked, now=NOW)
+    assert node_enrol(request=request(secret), now=NOW).name == name
+
+
+@pytest.mark.parametrize("name", ["gpu01", "gpu01.lab.example.org", "-old_Slug-"])
+def test_each_page_of_a_node_has_an_address(name: str):
+    node = node_make(name, cards=1)
+    boss = Client()
+    boss.force_login(user_make(is_staff=True, is_superuser=True))
+    for path in ("", "drain/", "labels/", "curves/", "gpu0/", "gpu0/curves/", "gpu0/act/isolate/"):
+        assert boss.get(f"/nodes/{node.name}/{path}").status_code == 200, path
+
+
+@pytest.mark.parametrize("name", ["gpu/01", "gpu01.", ".gpu01", "a..b", "gpu 01", "gpü", "x" * 64])
+def test_a_name_that_no_node_can_have_is_refused_in_one_sentence(name: str):
+    status, error = Api(user_make(is_staff=True)).post("/nodes/enroll-token", {"name": name})
+    assert status == 400
+    assert "slug" not in error["message"]
+    assert "gpu01.lab.example.org" in error["message"] or len(name) > 63
