@@ -270,6 +270,13 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "test_lanes.py": ("test_addresses_take_turns_however_much_one_of_them_asks",),
             "jobs/test_logs.py": ("test_who_repeats_a_chunk_that_is_being_written_is_told_so_and_waits_for_nothing",),
             "agent/test_logs.py": ("test_a_rank_whose_chunk_is_still_at_work_waits_for_as_long_as_it_is_told_and_the_others_do_not",),
+            "quotas/test_masking.py": (
+                "test_twelve_secrets_of_one_letter_and_a_job_that_prints_it_leave_nothing_unmasked",
+                "test_the_comparisons_do_not_grow_with_the_number_of_values",
+                "test_the_comparisons_grow_with_the_text_alone_however_it_repeats_a_value",
+                "test_a_chunk_that_is_too_much_work_is_taken_in_parts_and_none_is_shown_unmasked",
+            ),
+            "quotas/test_secrets.py": ("test_more_secrets_than_can_be_masked_are_refused_at_submit_with_the_numbers",),
         },
     ),
     "F14": (
