@@ -52,7 +52,7 @@ class JobAdmin(ReadOnlyAdmin):
                 act(job)
                 done += 1
             except InvalidState as error:
-                self.message_user(request, refusals.error_text(error.code, error.params), messages.WARNING)
+                self.message_user(request, refusals.refusal_text(error), messages.WARNING)
         if done:
             self.message_user(request, ngettext("%(count)d job: done.", "%(count)d jobs: done.", done) % {"count": done}, messages.SUCCESS)
 

@@ -89,7 +89,7 @@ def _lines(first: Mapping[str, Any] | None, alternatives: Iterator[dict[str, Any
             count += 1
             yield _line({"type": "alternative", **one})
     except DomainError as error:
-        yield _line({"type": "error", "code": error.code, "message": refusals.error_text(error.code, error.params)})
+        yield _line({"type": "error", "code": error.code, "message": refusals.refusal_text(error)})
     yield _line({"type": "end", "count": count})
 
 

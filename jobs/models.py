@@ -35,6 +35,7 @@ class Job(models.Model):
     argv = models.JSONField(_("command"))
     env = models.JSONField(_("environment"), default=dict, blank=True)
     secrets = models.JSONField(_("secrets"), null=True, blank=True)  # ["NAME", "NAME=VARIABLE"]; null = none
+    text_bytes = models.PositiveIntegerField(null=True, blank=True, editable=False)  # of all that is to run, as it was submitted
     workdir = models.CharField(_("working folder"), max_length=4096, blank=True)
     checkpoint = models.CharField(_("checkpoint path"), max_length=4096, blank=True)
     # what it needs
@@ -100,6 +101,7 @@ class Job(models.Model):
         indexes = (
             models.Index(fields=("state", "-priority", "submitted_at", "id"), name="job_queue"),
             models.Index(fields=("owner", "-id"), name="job_owner_recent"),
+            models.Index(fields=("owner", "text_bytes"), condition=Q(ended_at__isnull=True), name="job_active_text"),
             models.Index(fields=("ended_at", "id"), condition=Q(ended_at__isnull=False), name="job_ended"),
         )
         constraints = (

@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from jobs.wording import REASONS, Params, Sentence, quota_sentence, said
+from quotas.errors import DomainError
 
 _HINT = "-- sh -c '…'"
 _INVALID_STATE = {
@@ -105,3 +106,9 @@ def error_text(code: str, params: Params | None = None) -> str:
     """Why a request was refused: what happened, the numbers, the way out."""
     table = ERRORS if code in ERRORS else REASONS
     return said(table, code, params)
+
+
+def refusal_text(error: DomainError) -> str:
+    """The same of a refusal, which may have a sentence of its own."""
+    text = error_text(error.code, error.params)
+    return error.message or text if text == error.code else text

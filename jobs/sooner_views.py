@@ -62,7 +62,7 @@ def _pieces(found: Iterable[Option], *, job: Job | None, now: datetime, user: Us
         if not count:
             yield _piece("options", render_to_string("jobs/_option_none.html"))
     except DomainError as error:
-        yield _piece("options", render_to_string("jobs/_option_none.html", {"text": refusals.error_text(error.code, error.params)}))
+        yield _piece("options", render_to_string("jobs/_option_none.html", {"text": refusals.refusal_text(error)}))
     yield _piece("pending", "")
 
 
@@ -102,7 +102,7 @@ def new_sooner(request: HttpRequest) -> HttpResponseBase:
                 first = estimate_of(view, job.id, policy)
             yield _piece("start", start_text(first.p50, first.p90, first.after, now=now))
         except DomainError as error:
-            yield _piece("start", refusals.error_text(error.code, error.params))
+            yield _piece("start", refusals.refusal_text(error))
             yield _piece("pending", "")
             return
         yield from _pieces(options(view, job, policy, first, name=asked.name), job=None, now=now)
@@ -130,7 +130,7 @@ def job_sooner(request: HttpRequest, id: int) -> HttpResponseBase:
     try:
         found = [option_context(option, job=job, now=now, reader=user) for option in job_options(job, now=now)]
     except DomainError as error:
-        trouble = refusals.error_text(error.code, error.params)
+        trouble = refusals.refusal_text(error)
     return render(request, "jobs/sooner.html", {"job": job, "found": found, "trouble": trouble})
 
 

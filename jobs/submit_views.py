@@ -234,7 +234,7 @@ def _submit(request: HttpRequest, user: User) -> HttpResponse:
         return _page(request, form, status=409, trouble=text)
     except DomainError as error:
         still = instead if instead is not None and Job.objects.filter(pk=instead.pk, state=JobState.WAITING).exists() else None
-        text = refusals.error_text(error.code, error.params)
+        text = refusals.refusal_text(error)
         more = {"ask_for": refused_query(error.params, form.request)} if error.code == "quota_exceeded" else {}
         return _page(request, form, status=error.http_status, trouble=text, key=key, instead=still, **more)
     return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))

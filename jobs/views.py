@@ -262,7 +262,7 @@ def _done(request: HttpRequest, job: Job, act: Callable[[], Any], said: str) -> 
         act()
         text, level = said, messages.INFO
     except DomainError as error:
-        text, level = refusals.error_text(error.code, error.params), messages.ERROR
+        text, level = refusals.refusal_text(error), messages.ERROR
     if not is_piece(request):
         messages.add_message(request, level, text)
         return HttpResponseRedirect(reverse("job-detail", args=[job.pk]))

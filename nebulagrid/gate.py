@@ -7,6 +7,7 @@ looked at the credential. What belongs to whom, the rooms know (jobs/selectors.p
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from rest_framework import exceptions
@@ -22,6 +24,7 @@ from rest_framework.request import Request
 
 from jobs.selectors import jobs_changeable_by, jobs_visible_to, jobs_with_output_for
 from nebulagrid.access import CATCH_ALL, METHODS, Rule, Thing, Tokens, Who, rule_for, rules_of, sockets
+from nebulagrid.writes import write_wait
 from nodes.alert_read import alerts_visible_to
 from quotas.grants import Grant
 from quotas.models import User
@@ -104,6 +107,11 @@ class Gate:
         if rule.who == Who.STAFF and not user.is_staff:
             raise PermissionDenied
         thing_check(rule, user, kwargs)
+        if (wait := write_wait(user, route, request.method or "")) > 0:
+            seconds = max(1, math.ceil(wait))
+            answer = render(request, "errors/429.html", {"seconds": seconds}, status=429)
+            answer["Retry-After"] = str(seconds)
+            return answer
         return None
 
     @staticmethod

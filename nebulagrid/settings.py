@@ -413,7 +413,7 @@ REST_FRAMEWORK: dict[str, Any] = {
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "EXCEPTION_HANDLER": "nebulagrid.api.exception_handler",
     "DEFAULT_METADATA_CLASS": None,  # OPTIONS is a 405 that names the methods; what they take, /api/v1/schema tells
-    "DEFAULT_THROTTLE_CLASSES": ["quotas.throttles.AnonymousThrottle"],
+    "DEFAULT_THROTTLE_CLASSES": ["quotas.throttles.AnonymousThrottle", "nebulagrid.writes.WriteThrottle"],
     "UNAUTHENTICATED_USER": "django.contrib.auth.models.AnonymousUser",
 }
 SPECTACULAR_SETTINGS: dict[str, Any] = {
@@ -445,6 +445,9 @@ THROTTLE_ANONYMOUS = env("THROTTLE_ANONYMOUS", "5/60")  # burst / seconds to ref
 THROTTLE_SUBMIT = env("THROTTLE_SUBMIT", "300/15")  # 20 a second, burst 300, per user
 THROTTLE_ESTIMATE = env("THROTTLE_ESTIMATE", "60/60")  # what-ifs, per user
 THROTTLE_AGENT = env("THROTTLE_AGENT", "1000/10")  # per node
+THROTTLE_WRITE = env("THROTTLE_WRITE", "240/60")  # what changes something but submits, per user
+THROTTLE_WRITES_DAY = env("THROTTLE_WRITES_DAY", "20000/86400")  # the same in a day: each leaves rows
+THROTTLE_TEXT = env("THROTTLE_TEXT", "131072/86400")  # KiB of commands and environments in a day, per user
 TRUSTED_PROXIES = env_int("TRUSTED_PROXIES", 0)  # how many of our own proxies append to X-Forwarded-For
 if TRUSTED_PROXIES > 0:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
@@ -473,6 +476,8 @@ for _name, _kept, _least in (
 ):
     if _kept < _least:
         raise ImproperlyConfigured(f"NEBULA_{_name} is {_kept}; expected {_least} or more: the next level is made of what is kept.")
+DISK_FLOOR_MIB = env_int("DISK_FLOOR_MIB", 256)  # stays free on the data folder's disks: submits and uploads are refused before
+JOB_TEXT_MIB = env_int("JOB_TEXT_MIB", 16)  # commands and environments of one user's active jobs
 LOG_CAP_MIB = env_int("LOG_CAP_MIB", 1024)
 ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
@@ -521,6 +526,7 @@ POLICY_MAX_SLICES = env_int("POLICY_MAX_SLICES", 4)
 POLICY_FOREIGN_FLOOR_MIB = env_int("POLICY_FOREIGN_FLOOR_MIB", 512)  # D1
 SECRETS_KEY = env_list("SECRETS_KEY")  # the first seals, all of them open; empty = the file secrets-key in the data folder
 DEFAULT_GPU_HOURS = env_int("DEFAULT_GPU_HOURS", 2000)
+DEFAULT_ACTIVE_JOBS = env_int("DEFAULT_ACTIVE_JOBS", 2000)  # of a new user at once; 0 = no limit
 CURRENCY = env("CURRENCY", "USD")
 
 LOGGING: dict[str, Any] = {

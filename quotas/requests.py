@@ -25,6 +25,7 @@ AMOUNT_MOST = 1_000_000
 UNTIL_MOST_DAYS = 400
 WHY_LEAST, WHY_MOST = 10, 2000
 OPEN_MOST = 5
+DAY_MOST = 50  # made within a day, those that were withdrawn included
 #: A request that names no day asks for this month, or for the next one too where fewer days than this are left.
 DAYS_LEFT_LEAST = 7
 
@@ -97,6 +98,8 @@ def request_make(
         Quota.objects.select_for_update().filter(pk=quota.pk).values_list("pk").first()
         if QuotaRequest.objects.filter(by=by, state__in=QuotaRequest.OPEN).count() >= OPEN_MOST:
             raise BadValue("request_many", params={"field": "what", "most": OPEN_MOST})
+        if (count := QuotaRequest.objects.filter(by=by, created_at__gt=now - timedelta(days=1)).count()) >= DAY_MOST:
+            raise BadValue("request_day_many", 429, {"field": "what", "count": count, "most": DAY_MOST})
         has_lead = project is not None and not of_project and leads_of(project).exclude(pk=by.pk).exists()
         request = QuotaRequest.objects.create(
             quota=quota,

@@ -32,6 +32,7 @@ from quotas.models import Membership, Project, Secret, User
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 VALUE_MOST = 32 * 1024  # as much as a variable of a job may have
 COUNT_MOST = 200  # a user's or a project's
+REPLACED_MOST = 200  # a user's or a project's values that were replaced or deleted a moment ago: each is kept for an hour at least
 LINES_MOST = 2_000  # each is looked for in all that a job prints; a key file has some dozens
 KEY_FILE = "secrets-key"
 #: A value that was replaced stays at least so long, for jobs that got it a moment before.
@@ -58,6 +59,9 @@ class SecretRefused(DomainError):
         ),
         "secret_nul": gettext_noop("The value has a NUL character, which no program can be given."),
         "secrets_many": gettext_noop("There are {count} secrets already; the most is {most}. Delete one first."),
+        "secrets_fast": gettext_noop(
+            "{count} values were replaced or deleted within the last hours, and at most {most} such values are kept. Try again in an hour."
+        ),
         "secret_project": gettext_noop("There is no project {project} whose secrets you may change: its leads may."),
         "secret_missing": gettext_noop("There is no secret {name}, neither yours nor of the project {project}."),
         "secret_unknown": gettext_noop("There is no secret {name}."),
@@ -226,6 +230,9 @@ def secret_set(*, by: User, name: str, value: str, project: Project | None = Non
 def _set(*, by: User, name: str, value: str, project: Project | None, now: datetime) -> tuple[Secret, bool]:
     owner = {"project": project} if project is not None else {"user": by}
     is_new = not Secret.objects.filter(**owner, name=name, replaced_at__isnull=True).update(replaced_at=now)
+    replaced = Secret.objects.filter(**owner, replaced_at__isnull=False).count()
+    if replaced > REPLACED_MOST:
+        raise SecretRefused("secrets_fast", 429, {"count": replaced - 1, "most": REPLACED_MOST})
     count = Secret.objects.filter(**owner, replaced_at__isnull=True).count()
     if count >= COUNT_MOST:
         raise SecretRefused("secrets_many", params={"count": count, "most": COUNT_MOST})

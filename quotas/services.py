@@ -35,9 +35,8 @@ HOURS_LEFT_S = HOURS_LIMIT_S - F("live_gpu_s")
 
 def quota_for(user: User | int, *, now: datetime | None = None) -> Quota:
     """The user's quota, made at first sight (two at once make one), with the counter of the current month."""
-    quota, _ = Quota.objects.get_or_create(
-        user_id=_pk(user), defaults={"gpu_hours": settings.DEFAULT_GPU_HOURS, "period_start": calendar.month_of(now or timezone.now())}
-    )
+    limits = {"gpu_hours": settings.DEFAULT_GPU_HOURS, "max_active_jobs": settings.DEFAULT_ACTIVE_JOBS or None}
+    quota, _ = Quota.objects.get_or_create(user_id=_pk(user), defaults={**limits, "period_start": calendar.month_of(now or timezone.now())})
     return _quota_rolled(quota, now=now or timezone.now())
 
 

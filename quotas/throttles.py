@@ -1,7 +1,8 @@
 """How often somebody may call: a token bucket in Redis, changed by one atomic script (D17).
 
 ``throttle_allow(scope, ident)`` is all that other rooms need. Scopes and their settings, each ``burst/seconds`` (the
-seconds in which an empty bucket fills up) or ``off``: anonymous (THROTTLE_ANONYMOUS), submit, estimate, agent.
+seconds in which an empty bucket fills up) or ``off``: anonymous (THROTTLE_ANONYMOUS), submit, estimate, agent; write and writes_day
+(what changes something, nebulagrid/writes.py); text (KiB of jobs' commands and environments).
 While Redis is away each process counts by itself: weaker, but never open and never closed to all.
 """
 
@@ -34,7 +35,7 @@ LOCAL_BUCKETS = 20_000
 
 # One script, so that fifty calls at once can't all read "one left". Redis' own clock: servers' clocks may differ.
 _SCRIPT = """
-local burst, per_s = tonumber(ARGV[1]), tonumber(ARGV[2])
+local burst, per_s, cost = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1e6
 local known = redis.call('HMGET', KEYS[1], 'tokens', 'at')
@@ -42,7 +43,7 @@ local tokens = tonumber(known[1]) or burst
 local at = tonumber(known[2]) or now
 tokens = math.min(burst, tokens + math.max(0, now - at) * per_s)
 local wait = 0
-if tokens >= 1 then tokens = tokens - 1 else wait = (1 - tokens) / per_s end
+if tokens >= cost then tokens = tokens - cost else wait = (cost - tokens) / per_s end
 redis.call('HSET', KEYS[1], 'tokens', tostring(tokens), 'at', string.format('%.6f', now))
 redis.call('PEXPIRE', KEYS[1], math.ceil(burst / per_s * 1000) + 1000)
 return tostring(wait)
@@ -75,17 +76,17 @@ class _LocalBuckets:
         self._lock = threading.Lock()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, key: str, *, burst: int, per_s: float) -> float:
+    def take(self, key: str, *, burst: int, per_s: float, cost: int = 1) -> float:
         """Seconds to wait; 0 = allowed."""
         with self._lock:
             now = self._clock()
             tokens, at = self._buckets.pop(key, (float(burst), now))
             tokens = min(float(burst), tokens + (now - at) * per_s)
-            allowed = tokens >= 1
-            self._buckets[key] = (tokens - 1 if allowed else tokens, now)
+            allowed = tokens >= cost
+            self._buckets[key] = (tokens - cost if allowed else tokens, now)
             while len(self._buckets) > LOCAL_BUCKETS:
                 self._buckets.popitem(last=False)
-            return 0.0 if allowed else (1 - tokens) / per_s
+            return 0.0 if allowed else (cost - tokens) / per_s
 
     def clear(self) -> None:
         with self._lock:
@@ -102,18 +103,18 @@ def _script(url: str) -> Any:
     return client.register_script(_SCRIPT)
 
 
-def _take(key: str, *, burst: int, per_s: float) -> float:
+def _take(key: str, *, burst: int, per_s: float, cost: int) -> float:
     global _away_until
     if time.monotonic() >= _away_until:
         try:
-            wait = float(_script(settings.LIVE_REDIS_URL)(keys=[key], args=[burst, per_s]))
+            wait = float(_script(settings.LIVE_REDIS_URL)(keys=[key], args=[burst, per_s, cost]))
             if wait <= 0:
-                _local.take(key, burst=burst, per_s=per_s)  # or a Redis that is slow for a moment would give a second burst
+                _local.take(key, burst=burst, per_s=per_s, cost=cost)  # or a Redis that is slow for a moment would give a second burst
             return wait
         except (redis.RedisError, OSError, ValueError) as error:
             _away_until = time.monotonic() + REDIS_RETRY_S
             log.warning("throttles count in this process for %.0f s: %s", REDIS_RETRY_S, error)
-    return _local.take(key, burst=burst, per_s=per_s)
+    return _local.take(key, burst=burst, per_s=per_s, cost=cost)
 
 
 def throttle_reset() -> None:
@@ -123,8 +124,9 @@ def throttle_reset() -> None:
     _local.clear()
 
 
-def throttle_allow(scope: str, ident: str) -> tuple[bool, float]:
-    """Takes one call of ``ident`` in ``scope`` (anonymous | submit | estimate | agent): (allowed, seconds until the next is).
+def throttle_allow(scope: str, ident: str, *, cost: int = 1) -> tuple[bool, float]:
+    """Takes one call of ``ident`` in ``scope`` (see above): (allowed, seconds until it would be). ``cost``: so many calls at once, at most
+    as many as the bucket holds.
 
     At most one round trip to Redis; never raises because Redis is away.
     """
@@ -134,7 +136,7 @@ def throttle_allow(scope: str, ident: str) -> tuple[bool, float]:
     burst, seconds = rate
     # Hashed: idents are addresses and ids, and need not be readable in a dump of Redis.
     digest = hashlib.sha256(ident.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    wait = _take(f"throttle:{scope}:{digest}", burst=burst, per_s=burst / seconds)
+    wait = _take(f"throttle:{scope}:{digest}", burst=burst, per_s=burst / seconds, cost=min(cost, burst))
     return wait <= 0, wait
 
 

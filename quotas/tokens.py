@@ -28,6 +28,8 @@ from quotas.models import ApiToken, Membership, Project, User
 TOKEN_PREFIX = "ngt_"  # noqa: S105 -- how a token begins, so that people and secret scanners know one
 #: A token's last use is written at most this often: reading a page must not cost a write.
 LAST_USED_EVERY_S = 60
+#: Of one user: tokens that are good at once, and tokens made within a day, the revoked ones included.
+LIVE_MOST, DAY_MOST = 100, 200
 JWT_MOST_S = 900
 JWT_LEEWAY_S = 5
 JWT_MAX = 4096
@@ -49,8 +51,8 @@ def token_create(
 ) -> tuple[ApiToken, str]:
     """A new token and its secret, which is shown once and never stored. ``ttl_s`` None = does not expire.
 
-    Raises BadValue: token_ttl if ``ttl_s`` is not positive, token_scopes if there is none or an unknown one, token_project if the
-    user may not submit to the project.
+    Raises BadValue: tokens_many or tokens_day where there are too many, token_ttl if ``ttl_s`` is not positive, token_scopes if there
+    is none or an unknown one, token_project if the user may not submit to the project.
     """
     wanted = list(scopes)
     if not wanted or set(wanted) - set(ALL_SCOPES):
@@ -62,6 +64,11 @@ def token_create(
     if project is not None and not _may_act_for(user, project):
         raise BadValue("token_project", params={"project": project.name})
     now = now or timezone.now()
+    mine = ApiToken.objects.filter(user=user)
+    if (count := tokens_live(mine, now=now).count()) >= LIVE_MOST:
+        raise BadValue("tokens_many", 409, {"count": count, "most": LIVE_MOST})
+    if (count := mine.filter(created_at__gt=now - timedelta(days=1)).count()) >= DAY_MOST:
+        raise BadValue("tokens_day", 429, {"count": count, "most": DAY_MOST})
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
         token = ApiToken.objects.create(

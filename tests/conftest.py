@@ -59,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"NEBULA_REQUIRE names {', '.join(sorted(unknown))}; known are browser, netns, postgres, redis, root.")
 
 
+@pytest.fixture(autouse=True)
+def no_write_bucket(settings: Any) -> None:
+    """Tests of one process share user numbers and write more in a minute than a person does; those of the buckets set their own."""
+    settings.THROTTLE_WRITE = settings.THROTTLE_WRITES_DAY = settings.THROTTLE_TEXT = "off"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Each of several test processes begins to collect at another file: whose asserts are rewritten by one are read by the others.

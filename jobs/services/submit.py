@@ -6,6 +6,7 @@ import time
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
@@ -19,6 +20,8 @@ from jobs.notify import jobs_changed, pass_nudge
 from jobs.requests import JobRequest
 from jobs.scheduler import Policy, Reason, Request, never_reason
 from jobs.services.moves import event_add
+from jobs.services.text import text_bytes, text_of_active_check, text_of_day_check
+from quotas.disk import disk_check
 from quotas.errors import DomainError, QuotaExceeded
 from quotas.models import Quota, User
 from quotas.services import owner_of, quota_job_admit
@@ -36,18 +39,23 @@ def job_submit(
     """Returns the job and whether this call made it (False = a repeat with the same Idempotency-Key). ``now``: None = the clock.
 
     Raises
+        DiskFull: the control plane has no room left.
+        JobTextExceeded: the text of the owner's active jobs, or of his submits of this day, is more than is kept.
         NeverFits: no card or node that the pool knows could ever hold it; params carry the numbers.
         QuotaExceeded: the owner's or the project's limit is reached.
         IdempotencyConflict: the key was used for another body.
     """
     now = now or timezone.now()
     policy = snapshot.policy_current()
+    size = text_bytes(request)
     try:
+        disk_check((settings.DATA_DIR,))
+        text_of_day_check(owner=owner, size=size)
         if (reason := never_fits(request, policy)) is not None:
             raise NeverFits(code=reason.code, params=dict(reason.params))
         predicted_s = runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s)
         with transaction.atomic():
-            job = _insert(owner=owner, request=request, predicted_s=predicted_s, now=now)
+            job = _insert(owner=owner, request=request, size=size, predicted_s=predicted_s, now=now)
             if idempotency_key:
                 key = {"user_id": owner.pk, "key": idempotency_key, "body_sha256": body_sha256 or "", "job_id": job.pk}
                 rows_insert(IdempotencyKey, [key])
@@ -130,8 +138,9 @@ def _repeat(*, owner: User, key: str, body_sha256: str) -> Job | None:
     return known.job
 
 
-def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: datetime) -> Job:
+def _insert(*, owner: User, request: JobRequest, size: int, predicted_s: float, now: datetime) -> Job:
     quota_job_admit(user=owner.pk, project=request.project.pk, now=now, judge=lambda quota: models_exceeded(request, quota))
+    text_of_active_check(owner=owner, size=size)
     fields: dict[str, Any] = {
         name: getattr(request, name)
         for name in (
@@ -158,6 +167,7 @@ def _insert(*, owner: User, request: JobRequest, predicted_s: float, now: dateti
         env=dict(request.env),
         secrets=list(request.secrets) or None,
         constraints=dict(request.constraints),
+        text_bytes=size,
         held=request.hold,
         held_by=owner if request.hold else None,
         wait_code="held" if request.hold else "submitted",

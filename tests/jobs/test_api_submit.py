@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from django.test import Client
 from pytest_django.fixtures import DjangoAssertNumQueries, Settings
 
 from jobs import snapshot
@@ -14,6 +15,7 @@ from jobs.models import Job, JobEvent
 from jobs.services.submit import fits_forget
 from nodes.models import Gpu
 from quotas.models import Membership, Quota, User
+from quotas.services import quota_for
 from tests.factories import gpu_make, node_make, project_make, user_make
 from tests.rest import Api, is_error, no_redis  # noqa: F401
 
@@ -478,3 +480,52 @@ def test_a_limit_is_told_in_the_language_of_who_asks(api: Api, change: dict[str,
     told = {language: api.post("/jobs/submit", OK | change, **{"Accept-Language": language})[1]["message"] for language in languages}
     assert "Ensure this" in told["en"]
     assert "请确保" in told["zh-hans"]
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------
+
+LONG = OK | {"argv": ["python", "x" * 100_000]}
+
+
+def test_the_text_of_active_jobs_has_a_limit_that_an_end_gives_back(api: Api, lin: User, settings: Settings) -> None:
+    settings.JOB_TEXT_MIB = 1
+    jobs = [api.post("/jobs/submit", LONG)[1] for _ in range(10)]
+    status, error = api.post("/jobs/submit", LONG)
+    assert (status, error["code"]) == (413, "job_text")
+    assert "1024 KiB" in error["message"]
+    assert "file" in error["message"]
+    assert Quota.objects.get(user=lin).active_jobs == 10  # the refused one is not counted
+    assert api.post("/jobs/submit", OK)[0] == 201
+    assert Api(user_make()).post("/jobs/submit", LONG)[0] == 201
+    assert api.post(f"/jobs/{jobs[0]['id']}/cancel")[0] == 200
+    assert api.post("/jobs/submit", LONG)[0] == 201
+
+
+def test_the_text_of_a_days_submits_has_a_limit_too(api: Api, settings: Settings) -> None:
+    settings.THROTTLE_TEXT = "250/86400"
+    assert [api.post("/jobs/submit", LONG)[0] for _ in range(3)] == [201, 201, 429]
+    status, error = api.post("/jobs/submit", LONG, **{"Accept-Language": "zh-hans"})
+    assert (status, error["code"]) == (429, "job_text_day")
+    assert "KiB" in error["message"]
+    assert not error["message"].isascii()
+
+
+def test_a_new_user_has_a_limit_of_active_jobs(settings: Settings) -> None:
+    settings.DEFAULT_ACTIVE_JOBS = 2
+    api = Api(user_make())
+    assert [api.post("/jobs/submit", OK)[0] for _ in range(3)] == [201, 201, 403]
+    settings.DEFAULT_ACTIVE_JOBS = 0
+    assert quota_for(user_make()).max_active_jobs is None
+
+
+def test_on_a_full_disk_a_submit_is_refused_and_the_disk_is_named(api: Api, lin: User, settings: Settings) -> None:
+    settings.DISK_FLOOR_MIB = 10**9
+    status, error = api.post("/jobs/submit", OK)
+    assert (status, error["code"]) == (507, "disk_full")
+    assert str(settings.DATA_DIR) in error["message"]
+    page = Client()
+    page.force_login(lin)
+    answer = page.post("/jobs/new/", {"kind": "line", "command": "true", "gpu_count": "0", "name": "x"})
+    assert answer.status_code == 507
+    assert str(settings.DATA_DIR) in answer.content.decode()
+    assert not Job.objects.exists()

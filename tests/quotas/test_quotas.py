@@ -247,7 +247,9 @@ def test_what_limits_the_owners_of_waiting_jobs_is_read_in_one_query():
 
 
 def test_the_view_shows_hours_and_none_for_no_limit():
-    user = user_make(quota={"gpu_hours": None, "used_gpu_s": 1800, "period_start": date(2026, 3, 1), "max_cards": 2})
+    user = user_make(
+        quota={"gpu_hours": None, "used_gpu_s": 1800, "period_start": date(2026, 3, 1), "max_cards": 2, "max_active_jobs": None}
+    )
     view = quota_view(user, now=NOW)
     assert (view.gpu_hours, view.used_gpu_hours, view.max_cards, view.max_active_jobs) == (None, 0.5, 2, None)
     assert view.resets_at == datetime(2026, 4, 1, tzinfo=UTC)
