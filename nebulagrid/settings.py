@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -23,8 +22,9 @@ from django.templatetags.static import static
 from django.utils.translation import gettext_lazy as _
 
 from nebulagrid import signin
-from nebulagrid.embedded import EmbeddedError, socket_folder
+from nebulagrid.embedded import EmbeddedError, redis_url, socket_folder
 from nebulagrid.limits import limits_from
+from nebulagrid.secretfile import secret_provide
 from nebulagrid.statics import cache_headers
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -96,23 +96,7 @@ def _secret_key() -> str:
     key = env("SECRET_KEY")
     if key:
         return key
-    path = DATA_DIR / "secret-key"
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
-        key = secrets.token_urlsafe(50)
-        # Two processes may start at once: write aside, then link; the first link wins and both read it.
-        aside = path.with_name(f"secret-key.{os.getpid()}")
-        aside.touch(mode=0o600)
-        aside.write_text(key)
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        finally:
-            aside.unlink()
-        return path.read_text().strip()
+    return secret_provide(DATA_DIR / "secret-key")
 
 
 SECRET_KEY = _secret_key()
@@ -243,7 +227,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 # --- Redis: hints only. Everything converges with it empty or away ------------------------------------------------
 try:
-    REDIS_URL = env("REDIS_URL") or f"unix://{socket_folder(DATA_DIR) / 'redis.sock'}"
+    REDIS_URL = env("REDIS_URL") or redis_url(socket_folder(DATA_DIR) / "redis.sock", secret_provide(DATA_DIR / "redis-password"))
 except EmbeddedError as error:
     raise ImproperlyConfigured(str(error)) from error
 

@@ -49,6 +49,7 @@ class ChildSpec:
     env: dict[str, str] = field(default_factory=dict)
     clean: bool = False
     probe: str | None = None
+    probe_password_file: str | None = None  # of a Redis: what the probe signs in with
     stop_signal: int = signal.SIGTERM
     until_s: float = 4.0
     hints: str | None = None
@@ -196,11 +197,18 @@ class Child:
         """Does it do its work? Children without a probe answer as soon as they run."""
         kind, _, rest = (self.spec.probe or "").partition(":")
         if kind == "redis":
-            return redis_ping(Path(rest), timeout_s=0.5)
+            return redis_ping(Path(rest), password=self._probe_password(), timeout_s=0.5)
         if kind in ("http", "https"):
             host, _, port = rest.rpartition(":")
             return await _healthz(host, int(port), tls=kind == "https")
         return self.process is not None and not self.ended.is_set()
+
+    def _probe_password(self) -> str | None:
+        if self.spec.probe_password_file is None:
+            return None
+        with contextlib.suppress(OSError):
+            return Path(self.spec.probe_password_file).read_text().strip()
+        return None
 
     def signal(self, number: int) -> None:
         if self.process is not None and not self.ended.is_set():

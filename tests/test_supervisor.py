@@ -16,7 +16,7 @@ import pytest
 
 from bench.live.grid import ROOT
 from nebulagrid import supervisor
-from nebulagrid.embedded import redis_argv, redis_ping, redis_program
+from nebulagrid.embedded import redis_config, redis_ping, redis_program
 from nebulagrid.supervisor import ChildSpec, Plan, Supervisor
 from tests.smalldisk import bytes_fill, files_fill, small_disk
 from tests.waiting import PATIENCE_S, until
@@ -49,8 +49,15 @@ async def test_redis_starts_without_files_that_it_can_not_read(folder: Path, tmp
     (folder / "appendonlydir").mkdir()
     (folder / "appendonlydir" / "appendonly.aof.manifest").write_text("file torn.aof seq 1 type b\n")
     path = tmp_path / "s"
+    (tmp_path / "password").write_text("open-sesame\n")
+    (tmp_path / "conf").write_text(redis_config(socket_path=path, folder=folder, password="open-sesame"))
     child = ChildSpec(
-        name="redis", argv=redis_argv(program=program, socket_path=path, folder=folder), stage=0, probe=f"redis:{path}", hints=str(folder)
+        name="redis",
+        argv=[program, str(tmp_path / "conf")],
+        stage=0,
+        probe=f"redis:{path}",
+        probe_password_file=str(tmp_path / "password"),
+        hints=str(folder),
     )
     await run_until_ready(plan(tmp_path, child))
     assert (tmp_path / "redis.aside" / "appendonlydir" / "appendonly.aof.manifest").exists()

@@ -35,7 +35,8 @@ from client.errors import ProfileError
 from client.profile import Profile, profile_read, profile_save
 from nebulagrid.checks import is_loopback
 from nebulagrid.demo import FOLDER, lab_nodes
-from nebulagrid.embedded import EmbeddedError, redis_argv, redis_program, socket_folder
+from nebulagrid.embedded import EmbeddedError, redis_config, redis_program, socket_folder
+from nebulagrid.secretfile import secret_provide
 from nebulagrid.statics import static_collect
 from nebulagrid.supervisor import ChildSpec, Plan, leftovers_wait, port_free
 from nebulagrid.tls import ca_find
@@ -208,8 +209,21 @@ class Command(BaseCommand):
                 raise CommandError(str(error), returncode=2) from error
             folder = settings.DATA_DIR / "redis"
             folder.mkdir(mode=0o700, exist_ok=True)
-            argv = redis_argv(program=program, socket_path=path, folder=folder)
-            children.append(ChildSpec(name="redis", argv=argv, env=env, stage=0, probe=f"redis:{path}", until_s=3, hints=str(folder)))
+            password_file, config = settings.DATA_DIR / "redis-password", settings.RUN_DIR / "redis.conf"
+            text = redis_config(socket_path=path, folder=folder, password=secret_provide(password_file))
+            file_write_private(config, text)
+            children.append(
+                ChildSpec(
+                    name="redis",
+                    argv=[program, str(config)],
+                    env=env,
+                    stage=0,
+                    probe=f"redis:{path}",
+                    probe_password_file=str(password_file),
+                    until_s=3,
+                    hints=str(folder),
+                )
+            )
         python = [sys.executable, "-m"]
         web = [*python, "nebulagrid.web"]
         worker = [
