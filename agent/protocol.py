@@ -426,7 +426,8 @@ class RankSpec(Message):
     time_limit_s: int | None = None
     grace_s: int = 30  # for the time limit, which the shim watches by itself
     checkpoint: str | None = None
-    unix_user: str | None = None  # identity=mapped; None = the agent's own user
+    unix_user: str | None = None  # identity=mapped: who the job runs as; None elsewhere
+    unix_uid: int | None = None  # of an account that the control plane made up: the agent makes it where it is missing
     log_cap_mib: int | None = None
     memory_mib: int | None = None  # of the host, that this rank may use; None = the node's default share
     cpu_milli: int | None = None  # thousandths of a processor; None = as much as there is, with a weight by its cards

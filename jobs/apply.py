@@ -28,12 +28,17 @@ from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import nodes_nudge
 from jobs.scheduler import rank_fits
 from jobs.scheduler import types as core
+from jobs.scheduler.access import ACCOUNT
 from jobs.scheduler.reasons import HELD
 from jobs.services.moves import CHUNK, jobs_move
 from nodes.models import Gpu
 from quotas.counters import Counters
+from quotas.models import User
 from quotas.sql import rows_insert, rows_update
+from quotas.unix_accounts import account_of
 
+#: A Unix account: name and number; None = the node knows the number.
+Account = tuple[str, int | None]
 #: So many placements a transaction: it stays short, and a long plan lets syncs in between.
 BATCH = 200
 
@@ -67,13 +72,16 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     if not jobs:
         return []
     node_ids = {rank.node for placed in placements for rank in placed.ranks}
-    asks = [snapshot.request_of(job) for job in jobs.values()]
-    with_hosts = any(ask.gpu_count == 0 or ask.cpu_milli or ask.host_mem_mib for ask in asks)
+    asks = {job.pk: snapshot.request_of(job) for job in jobs.values()}
+    with_hosts = any(ask.gpu_count == 0 or ask.cpu_milli or ask.host_mem_mib for ask in asks.values())
     nodes, addresses = snapshot.nodes_lock(node_ids, with_hosts=with_hosts)
     gpus = {gpu.id: gpu for node in nodes.values() for gpu in node.gpus}
     taken: dict[int, list[core.Slice]] = defaultdict(list)
     for part in snapshot.slices_read(gpu_ids=gpus):
         taken[part.gpu].append(part)
+    # Who may run where is read behind the locks, too: an account may have been taken away since.
+    lacks = snapshot.lacks_read({job.owner_id for job in jobs.values()}, snapshot.demanded_by(nodes.values()))
+    asks = {job.pk: replace(asks[job.pk], lacks=lacks(job.owner_id, bool(job.secrets))) for job in jobs.values()}
     policy = snapshot.policy_current()
     counters = Counters(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
     by_model = room_read(*counters.model_limits)
@@ -82,7 +90,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     good: list[core.Placement] = []
     for placed in placements:
         job = jobs.get(placed.job)
-        if job is None or not _still_fits(job, placed, nodes, taken, policy):
+        if job is None or not _still_fits(asks[job.pk], placed, nodes, taken, policy):
             continue
         models = Counter(gpus[grant.gpu].model for rank in placed.ranks for grant in rank.grants)
         if by_model and not by_model.take(user=job.owner_id, project=job.project_id, models=models):
@@ -90,10 +98,12 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         count = sum(len(rank.grants) for rank in placed.ranks)
         if not counters.cards_take(user=job.owner_id, project=job.project_id, n=count):
             continue  # the next pass says so: the quota is read into its snapshot
-        _take(job, placed, nodes, taken)
+        _take(asks[job.pk], placed, nodes, taken)
         good.append(placed)
     if not good:
         return []
+
+    accounts = _accounts(good, jobs, nodes)
 
     # 3. Take the memory and count the cards: a conditional UPDATE each.
     _cards_take(grant for placed in good for rank in placed.ranks for grant in rank.grants)
@@ -115,15 +125,14 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
     )
     if len(moved) != len(ids):
         raise _Changed
-    _rows_insert(good, jobs=jobs, gpus=gpus, addresses=addresses, now=now)
+    _rows_insert(good, jobs=jobs, gpus=gpus, addresses=addresses, accounts=accounts, now=now)
     nodes_nudge({rank.node for placed in good for rank in placed.ranks})
     return moved
 
 
 def _still_fits(
-    job: Job, placed: core.Placement, nodes: dict[int, core.Node], taken: dict[int, list[core.Slice]], policy: core.Policy
+    request: core.Request, placed: core.Placement, nodes: dict[int, core.Node], taken: dict[int, list[core.Slice]], policy: core.Policy
 ) -> bool:
-    request = snapshot.request_of(job)
     for rank in placed.ranks:
         node = nodes.get(rank.node)
         if node is None:
@@ -134,13 +143,12 @@ def _still_fits(
     return True
 
 
-def _take(job: Job, placed: core.Placement, nodes: dict[int, core.Node], taken: dict[int, list[core.Slice]]) -> None:
+def _take(request: core.Request, placed: core.Placement, nodes: dict[int, core.Node], taken: dict[int, list[core.Slice]]) -> None:
     """What this placement leaves of the cards and hosts for those after it."""
-    request = snapshot.request_of(job)
     on_host = request.gpu_count == 0 or request.cpu_milli or request.host_mem_mib
     for rank in placed.ranks:
         for grant in rank.grants:
-            taken[grant.gpu].append(core.Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=job.pk))
+            taken[grant.gpu].append(core.Slice(gpu=grant.gpu, mib=grant.mib, exclusive=grant.exclusive, job=placed.job))
         if on_host:
             node = nodes[rank.node]
             nodes[rank.node] = replace(
@@ -149,6 +157,24 @@ def _take(job: Job, placed: core.Placement, nodes: dict[int, core.Node], taken: 
                 cpu_milli_held=node.cpu_milli_held + (request.cpu_milli or 0),
                 memory_mib_held=node.memory_mib_held + (request.host_mem_mib or 0),
             )
+
+
+def _accounts(
+    placements: Iterable[core.Placement], jobs: Mapping[int, Job], nodes: Mapping[int, core.Node]
+) -> dict[tuple[int, int], Account]:
+    """(job, node) → the Unix account that the job runs as there, for nodes that map people to accounts. No query without one.
+
+    Raises _Changed if somebody's account is gone since it was looked at.
+    """
+    mapped = [(placed.job, rank.node) for placed in placements for rank in placed.ranks if ACCOUNT in nodes[rank.node].demands]
+    if not mapped:
+        return {}
+    owners = User.objects.in_bulk({jobs[job].owner_id for job, _node in mapped})
+    found: dict[int, Account | None] = {pk: account_of(owner) for pk, owner in owners.items()}
+    named = {(job, node): account for job, node in mapped if (account := found[jobs[job].owner_id]) is not None}
+    if len(named) != len(mapped):
+        raise _Changed
+    return named
 
 
 #: A whole card must be empty; a slice needs a place and the memory, and nobody who has the card whole.
@@ -177,6 +203,7 @@ def _rows_insert(
     jobs: dict[int, Job],
     gpus: dict[int, core.Gpu],
     addresses: dict[int, str],
+    accounts: Mapping[tuple[int, int], Account],
     now: datetime,
 ) -> None:
     epochs = [jobs[placed.job].epoch for placed in placements]  # jobs_move has raised them
@@ -199,6 +226,7 @@ def _rows_insert(
             grace_s=settings.STOP_GRACE_S,
             owner=getattr(job, "owner_email", ""),
             secrets=secret_refs(job) if job.secrets else (),
+            accounts={rank.node: accounts[job.pk, rank.node] for rank in placed.ranks if (job.pk, rank.node) in accounts},
         )
         for rank, spec in zip(placed.ranks, specs, strict=True):
             body = spec.to_json()

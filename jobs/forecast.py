@@ -102,9 +102,9 @@ def forecast(request: JobRequest, *, owner: User, now: datetime) -> Forecast:
 def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
     """As ``forecast``."""
     policy = snapshot.policy_current()
-    wanted = snapshot.request_of(request)
     # 1. What the submit itself would refuse.
     view = snapshot.build(now)
+    wanted = snapshot.request_of(request, snapshot.lacks_of(owner.pk, has_secrets=bool(request.secrets), nodes=view.nodes))
 
     def out(kind: str, title: str, text: str, code: str, params: Mapping[str, Any] | None = None, **more: Any) -> Asked:
         told = Forecast(kind=kind, title=title, text=text, code=code, params=params or {}, **more)

@@ -10,14 +10,16 @@ from typing import Any
 from django.db import connection
 from django.db.models import Q
 
+from jobs.admission import demands_of
 from jobs.lifecycle import RANK_FINAL
 from jobs.models import Rank
 from jobs.scheduler import types as core
 from nodes import telemetry
+from nodes.isolation import Told, is_ready
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from quotas.sql import Select
 
-NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version")
+NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version", "isolation")
 GPU_FIELDS = (
     "pk",
     "node_id",
@@ -63,10 +65,14 @@ def _share(value: object) -> int | None:
     return value if isinstance(value, int) and 0 <= value <= 100 else None
 
 
-def _refusal(state: str, cordoned: bool) -> str | None:
+def _refusal(state: str, cordoned: bool, isolation: Told) -> str | None:
     if state != NodeState.READY:
         return state
-    return "cordoned" if cordoned else None
+    if cordoned:
+        return "cordoned"
+    if isolation is None:
+        return NodeState.RECOVERING  # who its jobs run as is not told yet
+    return None if is_ready(isolation) else "unsafe"
 
 
 @dataclass(slots=True)
@@ -168,8 +174,8 @@ def _nodes(
             name=name,
             gpus=tuple(cards[pk]),
             links=tuple(links.get(pk, ())),
-            takes_work=_refusal(state, cordoned) is None,
-            refusal=_refusal(state, cordoned),
+            takes_work=_refusal(state, cordoned, isolation) is None,
+            refusal=_refusal(state, cordoned, isolation),
             cpu_cores=cores,
             memory_mib=memory,
             labels=labels,
@@ -181,8 +187,9 @@ def _nodes(
             network_group=labels.get("network") or None,
             network_mbps=_whole(labels.get("network_mbps")),
             power_headroom_pct=(headroom or {}).get(pk),
+            demands=demands_of(isolation),
         )
-        for pk, name, state, cordoned, cores, memory, labels, cuda, driver in node_rows
+        for pk, name, state, cordoned, cores, memory, labels, cuda, driver, isolation in node_rows
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs.lifecycle import OnNodeLoss
 from jobs.scheduler import Request
+from jobs.scheduler.access import NOTHING
 from quotas.models import Project
 
 
@@ -42,10 +43,12 @@ class JobRequest:
     constraints: Mapping[str, Any] = field(default_factory=dict)
 
 
-def request_make(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> Request:
-    """What a job's columns ask for, in the core's words."""
+def request_make(
+    gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any], lacks: frozenset[str] = NOTHING
+) -> Request:
+    """What a job's columns ask for, in the core's words; ``lacks``: see jobs/admission.py."""
     if not constraints:
-        return Request(gpu_count=gpu_count, gpu_mem_mib=gpu_mem_mib, nodes=nodes)
+        return Request(gpu_count=gpu_count, gpu_mem_mib=gpu_mem_mib, nodes=nodes, lacks=lacks)
     return Request(
         gpu_count=gpu_count,
         gpu_mem_mib=gpu_mem_mib,
@@ -59,6 +62,7 @@ def request_make(gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraint
         cpu_milli=constraints.get("cpu_milli"),
         host_mem_mib=constraints.get("host_mem_mib"),
         is_exclusive=bool(constraints.get("exclusive")),
+        lacks=lacks,
     )
 
 
@@ -68,9 +72,11 @@ class Requests:
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Request] = {}
 
-    def __call__(self, gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any]) -> Request:
-        shape = (gpu_count, gpu_mem_mib, nodes, repr(constraints) if constraints else "")
+    def __call__(
+        self, gpu_count: int, gpu_mem_mib: int | None, nodes: int, constraints: Mapping[str, Any], lacks: frozenset[str] = NOTHING
+    ) -> Request:
+        shape = (gpu_count, gpu_mem_mib, nodes, repr(constraints) if constraints else "", lacks)
         found = self._made.get(shape)
         if found is None:
-            found = self._made[shape] = request_make(gpu_count, gpu_mem_mib, nodes, constraints)
+            found = self._made[shape] = request_make(gpu_count, gpu_mem_mib, nodes, constraints, lacks)
         return found

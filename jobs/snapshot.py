@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from jobs.admission import demanded_by, lacks_of, lacks_read
 from jobs.alive import alive_until, seen_s
 from jobs.history import lately_read
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
@@ -17,12 +18,26 @@ from jobs.models import Job, Rank, Slice
 from jobs.policy import policy_current
 from jobs.requests import JobRequest, Requests, request_make
 from jobs.scheduler import types as core
+from jobs.scheduler.access import NOTHING
 from jobs.usage import LivePart, weights_read
 from nodes.telemetry import Seen
 from quotas.selectors import standing_of
 from quotas.sql import Select
 
-__all__ = ["build", "hosts_read", "nodes_all", "nodes_lock", "nodes_read", "policy_current", "read", "request_of", "slices_read"]
+__all__ = [
+    "build",
+    "demanded_by",
+    "hosts_read",
+    "lacks_of",
+    "lacks_read",
+    "nodes_all",
+    "nodes_lock",
+    "nodes_read",
+    "policy_current",
+    "read",
+    "request_of",
+    "slices_read",
+]
 
 _parts_rows = Select(
     lambda: (
@@ -48,7 +63,7 @@ _waiting_rows = Select(
     .values_list(
         "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
         "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
-        "requeues", "wait_code", "wait_params", "wait_at", "held_s",
+        "requeues", "wait_code", "wait_params", "wait_at", "held_s", "secrets",
     )
 )  # fmt: skip
 #: Where the live jobs without a card run; a program that has ended holds nothing of its host any more.
@@ -64,9 +79,9 @@ _cardless_rows = Select(
 BY_USE = ("fair", "capacity")
 
 
-def request_of(source: JobRequest | Job) -> core.Request:
-    """What a job asks for, in the core's words."""
-    return request_make(source.gpu_count, source.gpu_mem_mib, source.nodes, source.constraints)
+def request_of(source: JobRequest | Job, lacks: frozenset[str] = NOTHING) -> core.Request:
+    """What a job asks for, in the core's words; ``lacks``: what its owner lacks of what nodes demand (jobs/admission.py)."""
+    return request_make(source.gpu_count, source.gpu_mem_mib, source.nodes, source.constraints, lacks)
 
 
 def _slice(gpu: int, mib: int, is_exclusive: bool, job: int, state: str) -> core.Slice:
@@ -175,12 +190,13 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     quota = standing_of(users=owners, projects=projects, now=now)
     failed_on = _failed_on() if any(row[17] for row in waiting) else {}
     by_model = room_read(quota.models_users, quota.models_projects)
+    lacks = lacks_read(owners, demanded_by(nodes))
     nowhere: frozenset[int] = frozenset()
     waits: dict[int, Wait] = {}
     jobs: list[core.Job] = []
     for (
         pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored, queue, qos, predicted,
-        _requeues, code, code_params, code_at, held_s,
+        _requeues, code, code_params, code_at, held_s, secrets,
     ) in waiting:  # fmt: skip
         waits[pk] = Wait(code, code_params, code_at, held)
         hold, params = (None, {})
@@ -194,7 +210,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
             hold, params = "quota_exceeded", quota.over_projects[project]
         elif (left := min(quota.room_users.get(owner, count), quota.room_projects.get(project, count))) < count:
             hold, params = "cards_exceeded", {"needed": count, "room": max(0, left)}
-        request = requests(count, mem, nodes_n, limits)
+        request = requests(count, mem, nodes_n, limits, lacks(owner, bool(secrets)))
         if by_model and hold is None:
             request, reason = narrow(request, user=owner, project=project, room=by_model, nodes=nodes, policy=policy)
             hold, params = (reason.code, dict(reason.params)) if reason is not None else (None, {})

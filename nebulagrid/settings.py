@@ -349,6 +349,12 @@ EMAIL_TIMEOUT = 10  # the sender of notices has one of the worker's few threads
 DEFAULT_FROM_EMAIL = env("EMAIL_FROM", f"nebulagrid@{urlsplit(BASE_URL).hostname or 'localhost'}")
 EMAIL_BACKEND = env("EMAIL_BACKEND", f"django.core.mail.backends.{'smtp' if EMAIL_HOST else 'console'}.EmailBackend")
 
+# Who jobs run as on nodes with identity = "mapped", and who may run where people's jobs are not kept apart (jobs/admission.py).
+UNIX_RANGE = signin.unix_range_from(env)
+UNIX_PREFIX = signin.unix_prefix_from(env)
+ALLOW_UNISOLATED = env_bool("ALLOW_UNISOLATED", False)
+SECRETS_ON_SHARED_NODES = env_bool("SECRETS_ON_SHARED_NODES", False)
+
 # --- Words, time, files ---------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]

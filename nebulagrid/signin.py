@@ -6,6 +6,7 @@ Read while settings are loaded, so nothing of Django is imported. What is wrong 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -115,6 +116,7 @@ class Ldap:
     bind_dn: str
     bind_password: str = field(repr=False)
     ca_file: str
+    unix_attribute: str = ""  # that has a person's Unix account, such as uid; empty = it is not read
     timeout_s: int = 5
 
 
@@ -142,7 +144,39 @@ def ldap_from(env: Env) -> Ldap | None:
         bind_dn=bind_dn,
         bind_password=password,
         ca_file=env("LDAP_CA"),
+        unix_attribute=_attribute_from(env),
     )
+
+
+def _attribute_from(env: Env) -> str:
+    text = env("LDAP_UNIX_ATTRIBUTE")
+    if text and not re.fullmatch(r"[A-Za-z][A-Za-z0-9;-]{0,63}", text):
+        raise ImproperlyConfigured(f"NEBULA_LDAP_UNIX_ATTRIBUTE is {text!r}; expected the name of an attribute such as uid.")
+    return text
+
+
+# --- Unix accounts ------------------------------------------------------------------------------------------------------
+
+
+def unix_range_from(env: Env) -> range | None:
+    """The numbers of accounts that are made on demand; None = none is made. Raises ImproperlyConfigured."""
+    text = env("UNIX_RANGE").strip()
+    if not text:
+        return None
+    first, dash, last = text.partition("-")
+    if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and 1000 <= int(first) <= int(last) < 2**31):
+        raise ImproperlyConfigured(f"NEBULA_UNIX_RANGE is {text!r}; expected numbers of accounts from 1000 on, such as 20000-29999.")
+    return range(int(first), int(last) + 1)
+
+
+def unix_prefix_from(env: Env) -> str:
+    """What the names of such accounts begin with. Raises ImproperlyConfigured."""
+    text = env("UNIX_PREFIX", "nb-")
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,11}", text):
+        raise ImproperlyConfigured(
+            f"NEBULA_UNIX_PREFIX is {text!r}; expected up to 12 small letters, digits, - and _, a letter or _ first, such as nb-."
+        )
+    return text
 
 
 # --- sign-up ------------------------------------------------------------------------------------------------------------

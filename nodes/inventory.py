@@ -14,6 +14,7 @@ from typing import Any
 from django.db.models import Q
 
 from agent.protocol import GpuInfo, Inventory, RdmaInfo
+from nodes.isolation import isolation_json
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.text import NAME, text_clean
 
@@ -75,6 +76,7 @@ def _facts_apply(node: Node, inventory: Inventory) -> None:
         "is_metrics_only": inventory.metrics_only,
         "is_simulated": inventory.simulated,
         "advice": [_text(code, 60) for code in inventory.advice[:50]],
+        "isolation": isolation_json(inventory.isolation),
     }
     changed = {name: value for name, value in facts.items() if getattr(node, name) != value}
     if changed:

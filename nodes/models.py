@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from nodes.alert_models import Alert, AlertJob, AlertMute, AlertRule
 from nodes.health_models import CardCare, Incident, IncidentEntry, Inspection, XidPolicy
+from nodes.isolation import is_ready
 from nodes.names import NAME_MOST, node_name_validate
 from nodes.sample_models import GpuSample, Level, NodeSample, PoolSample, RankSample
 
@@ -86,6 +87,8 @@ class Node(models.Model):
     is_metrics_only = models.BooleanField(_("metrics only"), default=False, help_text=_("Its agent launches nothing: no job comes here."))
     is_simulated = models.BooleanField(_("simulated"), default=False)
     advice = models.JSONField(_("advice"), default=list, blank=True)
+    # What the agent told of who jobs run as and what they can reach (nodes/isolation.py); {} = it does not tell, NULL = nothing yet.
+    isolation = models.JSONField(_("isolation"), null=True, blank=True)
     labels = models.JSONField(_("labels"), default=dict, blank=True)
     cordoned = models.BooleanField(_("cordoned"), default=False)
     cordon_reason = models.CharField(_("cordon reason"), max_length=200, blank=True)
@@ -105,7 +108,8 @@ class Node(models.Model):
 
     @property
     def takes_work(self) -> bool:
-        return self.state == NodeState.READY and not self.cordoned and not self.is_metrics_only
+        is_up = self.state == NodeState.READY and not self.cordoned and not self.is_metrics_only
+        return is_up and self.isolation is not None and is_ready(self.isolation)
 
 
 class Installation(models.Model):

@@ -39,6 +39,7 @@ ACTIONS: dict[str, str] = {
     "mfa.changed": gettext_noop("second factor changed"),
     "user.created": gettext_noop("user made"),
     "user.changed": gettext_noop("user changed"),
+    "user.unix_name": gettext_noop("Unix account of a user set"),
     "user.switched_off": gettext_noop("user switched off"),
     "user.switched_on": gettext_noop("user switched on"),
     "session.ended": gettext_noop("sessions ended"),

@@ -18,6 +18,7 @@ from django.http import HttpRequest
 
 from quotas.models import User
 from quotas.services import user_create
+from quotas.unix_accounts import UnixNameRefused, unix_name_set
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class LdapBackend(ModelBackend):
         user = User.objects.filter(email=address).first()
         if user is None:
             user = user_create(email=address, first_name=found.get("givenName", "")[:150], last_name=found.get("sn", "")[:150])
+        _unix_name_take(user, found.get(settings.LDAP.unix_attribute, "") if settings.LDAP.unix_attribute else "")
         return user if self.user_can_authenticate(user) else None
 
 
@@ -80,7 +82,7 @@ def entry_find(address: str, password: str) -> dict[str, str] | None:
             return None
         try:
             query = place.filter.replace("{email}", escape_filter_chars(address))
-            searching.search(place.base, query, attributes=["givenName", "sn"], size_limit=2)
+            searching.search(place.base, query, attributes=[*_attributes()], size_limit=2)
             entries = [entry for entry in searching.response or [] if entry.get("type") == "searchResEntry"]
         finally:
             searching.unbind()
@@ -95,7 +97,22 @@ def entry_find(address: str, password: str) -> dict[str, str] | None:
     except LDAPException as error:
         log.error("the directory %s does not answer: %s", place.url, error)
         return None
-    return {name: _first(entries[0]["attributes"].get(name)) for name in ("givenName", "sn")}
+    return {name: _first(entries[0]["attributes"].get(name)) for name in _attributes()}
+
+
+def _attributes() -> tuple[str, ...]:
+    extra = settings.LDAP.unix_attribute
+    return ("givenName", "sn", extra) if extra else ("givenName", "sn")
+
+
+def _unix_name_take(user: User, name: str) -> None:
+    """Take over the account that the directory names. One that it no longer names stays; an administrator takes it away."""
+    if not name:
+        return
+    try:
+        unix_name_set(user, name, how="ldap")
+    except UnixNameRefused as error:
+        log.error("the directory names the Unix account %r of %s, which can't be used: %s", name[:60], user.email, error)
 
 
 def _first(value: Any) -> str:

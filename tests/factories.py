@@ -15,10 +15,11 @@ from django.apps import apps
 from django.db.models import F
 from django.utils import timezone
 
-from agent.protocol import GpuInfo, GpuStatus, Inventory, LinkInfo, SyncRequest, rank_id
+from agent.protocol import GpuInfo, GpuStatus, Inventory, IsolationInfo, LinkInfo, SyncRequest, rank_id
 from jobs.lifecycle import FINAL, LIVE, JobState, RankState, SliceState, Want
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from nodes.inventory import nominal_mib
+from nodes.isolation import isolation_json
 from nodes.models import Gpu, Node, NodeState
 from quotas.models import Membership, Project, User
 from quotas.services import project_personal, user_create
@@ -44,10 +45,15 @@ def project_make(name: str = "", *, members: tuple[User, ...] = (), role: str = 
     return project
 
 
+#: What an agent tells that keeps people's jobs apart.
+ISOLATED = IsolationInfo(identity="shared", uid=1500, account="jobs", sandbox="mounts", open=("signals",))
+
+
 def node_make(name: str = "", *, cards: int = 0, mib: int | None = 24_564, credential: str = "", **fields: Any) -> Node:
     """A READY node, with ``cards`` cards of ``mib`` MiB. Its credential is ``credential`` or one made of its name."""
     name = name or f"node-{next(_number)}"
     fields = {"state": NodeState.READY, "session": f"session-{name}", "boot_id": f"boot-{name}", "address": "127.0.0.1", **fields}
+    fields.setdefault("isolation", isolation_json(ISOLATED))
     node = Node.objects.create(
         name=name, credential_sha256=hashlib.sha256((credential or node_credential(name)).encode()).hexdigest(), **fields
     )
@@ -174,6 +180,7 @@ def inventory(*uuids: str, links: tuple[LinkInfo, ...] = (), **fields: Any) -> I
             "links": links,
             "cpu_cores": 8,
             "memory_mib": 64_000,
+            "isolation": ISOLATED,
             **fields,
         }
     )

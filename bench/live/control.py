@@ -21,12 +21,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agent.protocol import EnrolRequest, GpuInfo, GpuStatus, Inventory, SyncRequest
+from agent.protocol import EnrolRequest, GpuInfo, GpuStatus, Inventory, IsolationInfo, SyncRequest
 from bench.live.grid import Grid, scenario_cards, wait_for
 from bench.live.proc import cpu_s, pss_mib, tree
 
 CLIENTS = 4
 AGENTS, CARDS = 5, 4
+#: What agents that are made up here tell of themselves: jobs of anybody may be placed there.
+ISOLATION = IsolationInfo(identity="shared", uid=1500, account="jobs", sandbox="mounts")
 SYNC_CARDS = 8
 
 
@@ -122,7 +124,7 @@ def sync_measure(grid: Grid, *, count: int) -> dict[str, float]:
     model: dict[str, Any] = {"model": "Bench", "vendor": "nvidia", "total_mib": 24564, "simulated": True}
     cards = tuple(GpuInfo(uuid=f"GPU-bench-{i}", index=i, **model) for i in range(SYNC_CARDS))
     status = tuple(GpuStatus(uuid=card.uuid, used_mib=100 + i, util_pct=5, temp_c=40, power_w=60) for i, card in enumerate(cards))
-    inventory = Inventory(hostname="bench-sync", gpus=cards, simulated=True)
+    inventory = Inventory(hostname="bench-sync", gpus=cards, simulated=True, isolation=ISOLATION)
     web = [grid.pid("web")]
     times: list[float] = []
     cpu = 0.0

@@ -35,7 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agent.protocol import EnrolRequest, GpuInfo, GpuStatus, HostStatus, Inventory, SyncRequest
-from bench.live.control import percentile
+from bench.live.control import ISOLATION, percentile
 from bench.live.grid import Grid
 from bench.live.proc import cpu_s, pss_mib, tree
 from client.sdk import NebulaClient
@@ -135,7 +135,9 @@ class Agent:
                 GpuInfo(uuid=uuid, index=at, model="Fleet RTX 4090", vendor="nvidia", total_mib=24_564, simulated=True)
                 for at, uuid in enumerate(self._uuids)
             )
-            inventory = Inventory(hostname=self.name, gpus=tuple(cards), cpu_cores=32, memory_mib=128 * 1024, simulated=True)
+            inventory = Inventory(
+                hostname=self.name, gpus=tuple(cards), cpu_cores=32, memory_mib=128 * 1024, simulated=True, isolation=ISOLATION
+            )
         host = HostStatus(cpu_pct=self._rng.randrange(101), memory_mib=40_000, disk_free_mib=500_000, disk_total_mib=900_000)
         sync = SyncRequest(session=self.name, boot_id=self.name, seq=self._seq, inventory=inventory, gpus=gpus, host=host)
         return _json(sync.to_json(columns=True))

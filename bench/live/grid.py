@@ -84,6 +84,8 @@ class Grid:
         self.up = list(up) if up is not None else ["--agents", str(agents), "--scenario", str(self.scenario_file)]
         # Nothing of the caller's installation: neither its database nor its settings.
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("NEBULA_", "DJANGO_", "PYTEST_"))}
+        # Everybody here is made up, and machines differ in how far they can keep jobs apart: tests of that switch these off.
+        self.env |= {"NEBULA_ALLOW_UNISOLATED": "1", "NEBULA_SECRETS_ON_SHARED_NODES": "1"}
         self.env |= {"NEBULA_DATA": str(self.data), "NEBULA_PORT": str(self.port)} | dict(env or {})
         self.process: subprocess.Popen[bytes] | None = None
 

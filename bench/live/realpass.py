@@ -77,7 +77,7 @@ class Pool:
         for number in range(-(-cards // CARDS_A_NODE)):
             node = Node.objects.create(
                 name=f"bench{number:03}", state=NodeState.READY, session=f"s{number}", boot_id="b", address="10.0.0.1",
-                cpu_cores=64, memory_mib=256 * 1024,
+                cpu_cores=64, memory_mib=256 * 1024, isolation={"identity": "shared", "ready": True, "open": []},
             )  # fmt: skip
             self.nodes.append(node)
             Gpu.objects.bulk_create(

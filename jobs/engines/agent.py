@@ -11,6 +11,7 @@ from agent.protocol import GpuGrant, RankSpec, SecretRef
 from jobs.models import Job
 from jobs.scheduler.types import RankPlacement
 
+NOBODY: Mapping[int, tuple[str, int | None]] = {}
 PORT_BASE, PORT_SPAN = 20_000, 12_000  # below Linux's ephemeral range (32768 and up)
 
 
@@ -31,11 +32,16 @@ def rank_specs(
     grace_s: int,
     owner: str,
     secrets: tuple[SecretRef, ...] = (),
+    accounts: Mapping[int, tuple[str, int | None]] = NOBODY,
 ) -> list[RankSpec]:
-    """One spec a rank, in rank order. The user's variables win over ours here; D12's are added by the agent and win over both."""
+    """One spec a rank, in rank order. ``accounts``: node → the owner's Unix account there, on nodes that map people to accounts.
+
+    The user's variables win over ours here; D12's are added by the agent and win over both.
+    """
     total = sum(len(rank.grants) for rank in ranks)
     specs: list[RankSpec] = []
     for rank in ranks:
+        account, uid = accounts.get(rank.node, (None, None))
         env = {
             "NEBULA_JOB_ID": str(job.pk),
             "NEBULA_JOB_NAME": job.name,
@@ -70,6 +76,8 @@ def rank_specs(
                 memory_mib=job.constraints.get("host_mem_mib"),
                 cpu_milli=job.constraints.get("cpu_milli"),
                 secrets=secrets,
+                unix_user=account,
+                unix_uid=uid,
             )
         )
     return specs

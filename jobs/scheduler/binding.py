@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from operator import mul
 
 from jobs.scheduler import reasons
+from jobs.scheduler.access import ORDER
 from jobs.scheduler.need import Need, host_short
 from jobs.scheduler.types import Gpu, Node, Reason, Request
 
 HOST = (reasons.HOST_CPU, reasons.HOST_MEMORY)
 IN_THE_WAY = (reasons.FOREIGN_USE, reasons.GPU_MEMORY, reasons.SLICE_LIMIT, reasons.WHOLE_CARD_BUSY, *HOST)
-OUT_OF_SERVICE = (reasons.NODE_CORDONED, reasons.NODE_NOT_READY, reasons.GPU_UNHEALTHY)
+OUT_OF_SERVICE = (reasons.NODE_CORDONED, reasons.NODE_NOT_READY, reasons.NODE_UNSAFE, reasons.GPU_UNHEALTHY)
 KIND = (
     reasons.GPU_TOO_SMALL,
     reasons.MODEL,
@@ -37,6 +38,7 @@ KIND = (
     reasons.LABEL,
     reasons.NODE_CPU,
     reasons.NODE_MEMORY,
+    *ORDER,
     reasons.MEMORY_UNKNOWN,
 )
 
@@ -86,14 +88,17 @@ class NodeView:
     memory_mib: int | None = None
 
 
+_REFUSALS = {"cordoned": reasons.NODE_CORDONED, "unsafe": reasons.NODE_UNSAFE}
+
+
 def refusal_code(refusal: str | None) -> str:
-    return reasons.NODE_CORDONED if refusal is None or refusal.lower() == "cordoned" else reasons.NODE_NOT_READY
+    return _REFUSALS.get((refusal or "cordoned").lower(), reasons.NODE_NOT_READY)
 
 
 def refusal_reason(node: Node | NodeView, *, nodes: int = 1) -> Reason:
     """Why a node takes no work. ``nodes``: how many nodes have that cause."""
     code = refusal_code(node.refusal)
-    if code == reasons.NODE_CORDONED:
+    if code != reasons.NODE_NOT_READY:
         return Reason(code=code, params={"node": node.name, "nodes": nodes})
     return Reason(code=code, params={"node": node.name, "state": node.refusal, "nodes": nodes})
 
@@ -285,7 +290,7 @@ def _detail(request: Request, tally: Tally, cause: str, totals: dict[str | None,
     if cause == reasons.FOREIGN_USE:
         numbers = {"needed_mib": request.gpu_mem_mib, "largest_free_mib": card.really_free_mib, "foreign_mib": gpu.foreign_mib}
         return Reason(code=cause, params={**numbers, **where})
-    if cause in (reasons.NODE_CORDONED, reasons.NODE_NOT_READY):
+    if cause in (reasons.NODE_CORDONED, reasons.NODE_NOT_READY, reasons.NODE_UNSAFE):
         return refusal_reason(node, nodes=sum([times for total, times in tally.groups.items() if total in holders]))
     if cause == reasons.GPU_UNHEALTHY:
         return Reason(code=cause, params={**where, "state": gpu.state, "cards": totals[cause]})

@@ -60,7 +60,7 @@ def _order(request: Request) -> tuple[object, ...]:
     """A stated order of equally frequent requests, so that the cut does not depend on the order of the queue."""
     sizes = (request.gpu_count, request.nodes, request.gpu_mem_mib or 0, request.cpu_milli or 0, request.host_mem_mib or 0)
     texts = tuple(str(text or "") for text in (request.model, request.vendor, request.arch, request.cuda_min, request.driver_min))
-    return (sizes, texts, request.labels, request.is_exclusive)
+    return (sizes, texts, request.labels, request.is_exclusive, sorted(request.lacks))
 
 
 @dataclass(slots=True)

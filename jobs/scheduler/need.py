@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jobs.scheduler import reasons
+from jobs.scheduler.access import access_denied
 from jobs.scheduler.types import Gpu, Node, Policy, Reason, Request, Slice
 
 GIB = 1024
@@ -86,7 +87,8 @@ def version_key(text: str) -> tuple[int, ...]:
 
 
 def node_mismatch(request: Request, node: Node) -> Reason | None:
-    """Why no card of this node can ever serve the request, whatever ends: versions, labels and size of the host; None = it can."""
+    """Why no card of this node can ever serve the request, whatever ends: versions, labels and size of the host, and who may
+    run there; None = it can."""
     for code, least, have in (
         (reasons.CUDA, request.cuda_min, node.cuda_version),
         (reasons.DRIVER, request.driver_min, node.driver_version),
@@ -101,7 +103,8 @@ def node_mismatch(request: Request, node: Node) -> Reason | None:
         return Reason(code=reasons.NODE_CPU, params={"needed_milli": request.cpu_milli, "have_milli": cores})
     if request.host_mem_mib is not None and (memory is None or request.host_mem_mib > memory):
         return Reason(code=reasons.NODE_MEMORY, params={"needed_mib": request.host_mem_mib, "have_mib": memory})
-    return None
+    denied = access_denied(request.lacks, node.demands)
+    return None if denied is None else Reason(code=denied, params={"node": node.name})
 
 
 def host_total(node: Node) -> tuple[int | None, int | None]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from jobs.scheduler import reasons
+from jobs.scheduler.access import ORDER
 from jobs.scheduler.need import DEFAULT_POLICY, Need, cards_per_node, kind_mismatch, need_on, node_mismatch, nominal_mib, request_error
 from jobs.scheduler.types import Gpu, Node, Policy, Reason, Request
 
@@ -24,6 +25,9 @@ _NEVER_KIND = {
     reasons.LABEL: reasons.NEVER_LABEL,
     reasons.NODE_CPU: reasons.NEVER_NODE_CPU,
     reasons.NODE_MEMORY: reasons.NEVER_NODE_MEMORY,
+    reasons.ACCOUNT: reasons.NEVER_ACCOUNT,
+    reasons.ISOLATION: reasons.NEVER_ISOLATION,
+    reasons.SECRET_ISOLATION: reasons.NEVER_SECRET_ISOLATION,
 }
 
 
@@ -45,6 +49,8 @@ class NodeTraits:
         for request in requests:
             keys.update(key for key, _value in request.labels)
             asked.update(field for name, field in _NODE_FIELDS.items() if getattr(request, name) is not None)
+            if request.lacks:
+                asked.add("demands")
         self._labels = sorted(keys)
         self._fields = sorted(asked)
 
@@ -162,6 +168,7 @@ def _kind_reason(request: Request, places: Sequence[tuple[Gpu | None, Node]] | S
         reasons.LABEL: Request(labels=request.labels),
         reasons.NODE_CPU: Request(cpu_milli=request.cpu_milli),
         reasons.NODE_MEMORY: Request(host_mem_mib=request.host_mem_mib),
+        **{code: Request(lacks=request.lacks & {code}) for code in ORDER},
     }
     codes = [code for code, part in alone.items() if all(_mismatch(part, *place) is not None for place in places)]
     if not codes:
@@ -178,6 +185,8 @@ def _kind_reason(request: Request, places: Sequence[tuple[Gpu | None, Node]] | S
         mismatch, node = max(failed, key=lambda item: item[0].params[have])
         numbers = {needed: mismatch.params[needed], have.replace("have", "largest"): mismatch.params[have]}
         return Reason(code=_NEVER_KIND[code], params={**numbers, "node": node.name})
+    if code in ORDER:
+        return Reason(code=_NEVER_KIND[code], params=failed[0][0].params)
     values = sorted({mismatch.params["have"] for mismatch, _node in failed if mismatch.params["have"] is not None})
     return Reason(code=_NEVER_KIND[code], params={"asked": failed[0][0].params["asked"], "have": values})
 

@@ -81,7 +81,7 @@ class Placer:
         """Ranks without cards, on the nodes with the fewest of them per core; None = too few nodes have room for one."""
         request = job.request
         wanted = request.nodes
-        has_filter = bool(request.labels or request.cuda_min or request.driver_min)
+        has_filter = bool(request.labels or request.cuda_min or request.driver_min or request.lacks)
         if self._cpu_heap is None:
             self._cpu_heap = [_cpu_entry(node) for node in self.pool.nodes if node.node.takes_work and node.has_cpu_room]
             heapq.heapify(self._cpu_heap)

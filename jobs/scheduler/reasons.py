@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from jobs.scheduler import access
+
 # Waiting: something that runs, or somebody, is in the way now.
 GPU_MEMORY: Final = "gpu_memory"
 GPU_COUNT: Final = "gpu_count"
@@ -26,6 +28,7 @@ NO_NODE: Final = "no_node"
 NO_GPU: Final = "no_gpu"
 NODE_CORDONED: Final = "node_cordoned"
 NODE_NOT_READY: Final = "node_not_ready"
+NODE_UNSAFE: Final = "node_unsafe"
 GPU_UNHEALTHY: Final = "gpu_unhealthy"
 MEMORY_UNKNOWN: Final = "memory_unknown"
 # Waiting: held; these come with the job (``Job.hold``, ``Job.hold_params``) and pass through unchanged.
@@ -44,6 +47,9 @@ DRIVER: Final = "driver"
 LABEL: Final = "label"
 NODE_CPU: Final = "node_cpu"
 NODE_MEMORY: Final = "node_memory"
+ACCOUNT: Final = access.ACCOUNT
+ISOLATION: Final = access.FIRST_ADMIN
+SECRET_ISOLATION: Final = access.NO_SECRETS
 # Never: whatever ends, no card or node of this cluster can hold it.
 NEVER_VENDOR: Final = "never_vendor"
 NEVER_MODEL: Final = "never_model"
@@ -53,6 +59,9 @@ NEVER_DRIVER: Final = "never_driver"
 NEVER_LABEL: Final = "never_label"
 NEVER_NODE_CPU: Final = "never_node_cpu"
 NEVER_NODE_MEMORY: Final = "never_node_memory"
+NEVER_ACCOUNT: Final = "never_account"
+NEVER_ISOLATION: Final = "never_isolation"
+NEVER_SECRET_ISOLATION: Final = "never_secret_isolation"  # noqa: S105 - a code
 NEVER_GPU_MEMORY: Final = "never_gpu_memory"
 NEVER_GPU_COUNT: Final = "never_gpu_count"
 NEVER_NODES: Final = "never_nodes"
@@ -123,6 +132,7 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     NO_GPU: {"nodes": "known nodes, none of which has a card"},
     NODE_CORDONED: {"node": "a node that could serve the job", "nodes": "how many such nodes are cordoned"},
     NODE_NOT_READY: {"node": "a node that could serve the job", "state": "its state", "nodes": "how many such nodes are not ready"},
+    NODE_UNSAFE: {"node": "a node that could serve the job", "nodes": "how many such nodes can't start a job safely"},
     GPU_UNHEALTHY: {
         "node": "where it is",
         "gpu": "a card that could serve the job",
@@ -149,6 +159,9 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     LABEL: {"asked": "key=value asked for", "have": "the node's value of that key; None = it has none"},
     NODE_CPU: {"needed_milli": "thousandths of a core asked for", "have_milli": "what the node has; None = unknown"},
     NODE_MEMORY: {"needed_mib": "host memory asked for", "have_mib": "what the node has; None = unknown"},
+    ACCOUNT: {"node": "where jobs run as their owner's own Unix account; this owner has none"},
+    ISOLATION: {"node": "where people's jobs are not kept apart"},
+    SECRET_ISOLATION: {"node": "where people's jobs are not kept apart"},
     NEVER_VENDOR: {"asked": "asked for", "have": "the vendors here, sorted"},
     NEVER_MODEL: {"asked": "asked for", "have": "the models here, sorted"},
     NEVER_ARCH: {"asked": "asked for", "have": "the compute capabilities here, sorted"},
@@ -165,6 +178,9 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
         "largest_mib": "the most that a suitable node has",
         "node": "that node",
     },
+    NEVER_ACCOUNT: {"node": "one of the suitable nodes; jobs run as their owner's own Unix account there, and this owner has none"},
+    NEVER_ISOLATION: {"node": "one of the suitable nodes; people's jobs are not kept apart on any of them"},
+    NEVER_SECRET_ISOLATION: {"node": "one of the suitable nodes; people's jobs are not kept apart on any of them"},
     NEVER_GPU_MEMORY: {
         "needed_mib": "asked for on one card",
         "largest_nominal_mib": "nominal size of the largest suitable card",
@@ -194,6 +210,9 @@ NEVER: Final = frozenset(
         NEVER_LABEL,
         NEVER_NODE_CPU,
         NEVER_NODE_MEMORY,
+        NEVER_ACCOUNT,
+        NEVER_ISOLATION,
+        NEVER_SECRET_ISOLATION,
         NEVER_GPU_MEMORY,
         NEVER_GPU_COUNT,
         NEVER_NODES,

@@ -77,7 +77,7 @@ class Node:
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
     takes_work: bool = True
-    refusal: str | None = None  # "cordoned" | "UNKNOWN" | "RECOVERING" | "DOWN" | …
+    refusal: str | None = None  # "cordoned" | "unsafe" | "UNKNOWN" | "RECOVERING" | "DOWN" | …
     cpu_cores: int | None = None
     memory_mib: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -89,6 +89,7 @@ class Node:
     network_group: str | None = None  # nodes of one group talk without leaving their switch or fabric
     network_mbps: int | None = None  # of the link that ranks would use
     power_headroom_pct: int | None = None  # share of the power feed's limit that nobody draws now
+    demands: frozenset[str] = frozenset()  # of a job's owner: words of access.ORDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,7 @@ class Request:
     cpu_milli: int | None = None  # thousandths of a core
     host_mem_mib: int | None = None
     is_exclusive: bool = False  # the whole card, however little memory is asked for
+    lacks: frozenset[str] = frozenset()  # what its owner can't meet of what nodes of this pool demand (access.py)
     #: Of this object alone: equal requests are mostly one object, and telling objects apart saves hashing each.
     serial: int = field(default_factory=_serials.__next__, init=False, repr=False, compare=False)
 

@@ -103,7 +103,7 @@ def _apply(*, owner: User, request: JobRequest, key: str, content: dict[str, Any
             params={"job": job.pk, "state": job.state, "action": "apply", "fields": ", ".join(name for name, *_ in diff[:10])}
         )
     if is_dry:
-        if (reason := never_fits(request, snapshot.policy_current())) is not None:
+        if (reason := never_fits(request, snapshot.policy_current(), owner=owner)) is not None:
             raise NeverFits(code=reason.code, params=dict(reason.params))
         return Applied(action=action, job=job, diff=diff, replaces=job.pk if action == "replaced" and job else None)
     # 4. Do it.

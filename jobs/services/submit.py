@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -51,7 +52,7 @@ def job_submit(
     try:
         disk_check((settings.DATA_DIR,))
         text_of_day_check(owner=owner, size=size)
-        if (reason := never_fits(request, policy)) is not None:
+        if (reason := never_fits(request, policy, owner=owner)) is not None:
             raise NeverFits(code=reason.code, params=dict(reason.params))
         predicted_s = runtime_predict(request, owner=owner.pk, now=now, half_life_s=policy.half_life_s)
         with transaction.atomic():
@@ -79,7 +80,7 @@ class _Fits:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy
-        self.at: dict[Request, float] = {}
+        self.at: dict[tuple[Request, int, bool], float] = {}  # request, owner, whether it gets secrets
 
 
 _fits = _Fits()
@@ -91,18 +92,22 @@ def fits_forget() -> None:
     _fits = _Fits()
 
 
-def never_fits(request: JobRequest, policy: Policy) -> Reason | None:
-    """Why no card or node that the pool knows could ever hold it; None = one could. A refusal is always of the nodes as they are now."""
+def never_fits(request: JobRequest, policy: Policy, *, owner: User) -> Reason | None:
+    """Why no card or node that the pool knows could ever hold it, or may for this owner; None = one could. A refusal is always of the
+    nodes as they are now."""
     global _fits
     wanted, now = snapshot.request_of(request), time.monotonic()
     if _fits.policy != policy or len(_fits.at) >= FITS_MOST:
         _fits = _Fits(policy)
     fits = _fits
-    if now - fits.at.get(wanted, float("-inf")) < FITS_S:
+    key = (wanted, owner.pk, bool(request.secrets))
+    if now - fits.at.get(key, float("-inf")) < FITS_S:
         return None
-    reason = never_reason(wanted, snapshot.nodes_all(), policy)
+    nodes = snapshot.nodes_all()
+    wanted = replace(wanted, lacks=snapshot.lacks_of(owner.pk, has_secrets=bool(request.secrets), nodes=nodes))
+    reason = never_reason(wanted, nodes, policy)
     if reason is None:
-        fits.at[wanted] = now
+        fits.at[key] = now
     return reason
 
 

@@ -101,6 +101,22 @@ def _node_not_ready(p: Params) -> str:
     )
 
 
+def _node_unsafe(p: Params) -> str:
+    values = {"node": p["node"], "nodes": p["nodes"]}
+    return (
+        ngettext(
+            "%(node)s could run it, but can't start a job safely; its page says why.",
+            "%(nodes)d nodes could run it, but can't start a job safely; the page of %(node)s says why.",
+            p["nodes"],
+        )
+        % values
+    )
+
+
+def _access(text: Any) -> Sentence:
+    return lambda p: str(text) % {"node": p["node"]}
+
+
 def _gpu_unhealthy(p: Params) -> str:
     values = {"place": place(p), "cards": p["cards"], "state": p["state"]}
     return (
@@ -277,6 +293,7 @@ REASONS: dict[str, Sentence] = {
     "no_gpu": _no_gpu,
     "node_cordoned": _node_cordoned,
     "node_not_ready": _node_not_ready,
+    "node_unsafe": _node_unsafe,
     "gpu_unhealthy": _gpu_unhealthy,
     "memory_unknown": _memory_unknown,
     "held": _held,
@@ -310,6 +327,31 @@ REASONS: dict[str, Sentence] = {
     "node_memory": _host("node_memory"),
     "never_node_cpu": _host("never_node_cpu"),
     "never_node_memory": _host("never_node_memory"),
+    "account": _access(gettext_lazy("On %(node)s jobs run as their owner's own Unix account, and this owner has none.")),
+    "isolation": _access(
+        gettext_lazy("%(node)s does not keep people's jobs apart: only the installation's first administrator may run jobs there.")
+    ),
+    "secret_isolation": _access(gettext_lazy("This job gets secrets, and %(node)s does not keep people's jobs apart.")),
+    "never_account": _access(
+        gettext_lazy(
+            "On the nodes that could run this (%(node)s is one), jobs run as their owner's own Unix account, and this owner has none. "
+            "An administrator can name one: Administration → Users, or manage.py users_map."
+        )
+    ),
+    "never_isolation": _access(
+        gettext_lazy(
+            "The nodes that could run this (%(node)s is one) do not keep people's jobs apart: jobs there could read each other's files. "
+            "So only the installation's first administrator may run jobs on them. An administrator can set up an account for jobs "
+            "there (identity in agent.toml), or allow it with NEBULA_ALLOW_UNISOLATED=1."
+        )
+    ),
+    "never_secret_isolation": _access(
+        gettext_lazy(
+            "This job gets secrets, and the nodes that could run it (%(node)s is one) do not keep people's jobs apart. Leave the secrets "
+            "out, or ask an administrator to set up an account for jobs there (identity in agent.toml) or to set "
+            "NEBULA_SECRETS_ON_SHARED_NODES=1."
+        )
+    ),
     "never_vendor": _asked("never_vendor"),
     "never_model": _asked("never_model"),
     "never_arch": _asked("never_arch"),

@@ -46,6 +46,8 @@ class User(AbstractUser):
     unix_name = models.CharField(
         _("Unix user"), max_length=32, blank=True, validators=[RegexValidator(r"^[a-z_][a-z0-9_-]{0,31}$", _("Not a Unix user name."))]
     )
+    # Of an account that was made up here (NEBULA_UNIX_RANGE); the nodes know the number of any other.
+    unix_uid = models.PositiveIntegerField(_("Unix user's number"), null=True, blank=True, unique=True, editable=False)
 
     USERNAME_FIELD = "email"
     REQUIRED_FIELDS: ClassVar[list[str]] = []

@@ -79,7 +79,7 @@ def test_what_a_job_can_reach_is_read_as_it_was_sent() -> None:
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
-DEEP = "[" * 900 + "]" * 900
+DEEP = "[" * 500 + "]" * 500
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ from jobs.models import Job, Rank, Slice
 from jobs.requests import JobRequest
 from jobs.services import job_submit, observed_apply, orders_build
 from jobs.services.schedule import PassResult, pass_run
+from nodes.isolation import isolation_json
 from nodes.models import Gpu, Node, NodeState
 from nodes.telemetry import Seen
 from quotas.models import User
 from quotas.services import project_personal, user_create
+from tests.factories import ISOLATED
 
 
 @dataclass
@@ -35,7 +37,14 @@ class Lab:
 
     def node(self, name: str, *cards: int | None, **more: Any) -> Node:
         """A READY node with a card for each size in MiB."""
-        fields = {"state": NodeState.READY, "session": f"session-{name}", "boot_id": "boot-1", "address": "10.0.0.1", **more}
+        fields = {
+            "state": NodeState.READY,
+            "session": f"session-{name}",
+            "boot_id": "boot-1",
+            "address": "10.0.0.1",
+            "isolation": isolation_json(ISOLATED),
+            **more,
+        }
         node = Node.objects.create(name=name, **fields)
         for index, mib in enumerate(cards):
             Gpu.objects.create(node=node, uuid=f"GPU-{name}-{index}", index=index, model="RTX 4090", vendor="nvidia", total_mib=mib)
