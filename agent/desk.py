@@ -18,6 +18,7 @@ from agent.endings import Endings
 from agent.hardware import Hardware
 from agent.jobenv import SpecError, environment
 from agent.logs import LogShipper
+from agent.outfile import head_kept
 from agent.processes import Processes, RankState, Recoverable
 from agent.procs import boottime
 from agent.protocol import Desired, ExitInfo, Observed, RankId, RankSpec, RestoreAnswer, RestoreAsk, from_json, rank_parts, spec_sha256
@@ -74,7 +75,7 @@ class RankDesk:
         states += self._adopt_strangers()
         for state in states:
             row = self._store.ranks()[state.rank]
-            self._shipper.track(state.rank, self.output(state.rank), offset=row.log_offset, is_new=False)
+            self._shipper.track(state.rank, self.output(state.rank), offset=row.log_offset, is_new=False, head=_head_of(row.spec))
             if state.state in FINAL:
                 self._shipper.end(state.rank)
                 self.endings.add(state, now=now)
@@ -90,7 +91,7 @@ class RankDesk:
     def _resume(self, row: RankRow, now: float) -> None:
         """Go on with what an earlier agent left undone of a rank that it had reported."""
         if not row.log_done:
-            self._shipper.track(row.rank, self.output(row.rank), offset=row.log_offset, is_new=False)
+            self._shipper.track(row.rank, self.output(row.rank), offset=row.log_offset, is_new=False, head=_head_of(row.spec))
             self._shipper.end(row.rank)
         if not row.log_done or row.released is None:
             self.endings.resume(row, now=now)
@@ -152,6 +153,10 @@ class RankDesk:
 
     def log_done(self, rank: RankId, length: int) -> None:
         self.endings.log_done(rank, length)
+        row = self._store.rank(rank)
+        if row is not None and row.forgotten:
+            self._store.rank_update(rank, log_done=True)
+            self._purge_if_done(rank)
 
     def artifacts_done(self, rank: RankId) -> None:
         self.endings.artifacts_done(rank)
@@ -159,7 +164,7 @@ class RankDesk:
         if row is not None:
             self._store.rank_update(rank, artifacts_done=True)
             if row.forgotten:
-                self._purge(rank)
+                self._purge_if_done(rank)
 
     def lease_check(self) -> None:
         """Self-fence: without an answered sync for the lease, stop. The shims count too, for the time without an agent."""
@@ -297,7 +302,7 @@ class RankDesk:
                 log.warning("Rank %s: %s", action.rank, action.text)
         for start, env in starts:
             self.live[start.rank] = RankState(rank=start.rank, state="PREPARING")
-            self._shipper.track(start.rank, self.output(start.rank))
+            self._shipper.track(start.rank, self.output(start.rank), head=_head_of(start.spec))
             denied = devices_denied(self._hardware.view.gpus, (grant.uuid for grant in start.spec.gpus))
             self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s, secrets=start.secrets, denied=denied)
 
@@ -354,19 +359,28 @@ class RankDesk:
         if action.rank in self.endings.open and (not row.is_final or self.endings.holds(action.rank)):
             return  # not even reported, or its cards are not proven free: this FORGET comes again
         self._stops.pop(action.rank, None)
+        ending = self.endings.open.get(action.rank)
+        is_logged = row.log_done or (ending is not None and ending.log_offset is not None)
         self.endings.drop(action.rank)
-        self._shipper.drop(action.rank)
         with self._store.batch():
             self._store.tombstone(row.job, action.epoch)
-            if not row.artifacts_done:
-                self._store.rank_update(action.rank, forgotten=True)  # the directory stays until its files are uploaded
-        if row.artifacts_done:
-            self._purge(action.rank)
+            # The directory stays until its output and its files are with the control plane, which may have heard nothing for hours.
+            self._store.rank_update(action.rank, forgotten=True, log_done=is_logged)
+        self._purge_if_done(action.rank)
 
-    def _purge(self, rank: RankId) -> None:
+    def _purge_if_done(self, rank: RankId) -> None:
+        """Remove a forgotten rank of which nothing is on its way any more."""
+        row = self._store.rank(rank)
+        if row is None or not (row.log_done and row.artifacts_done):
+            return
+        self._shipper.drop(rank)
         # The directory first: a crash between the two leaves a row, whose FORGET is then repeated.
         self._processes.forget(rank)
         self._store.rank_delete(rank)
 
     def _artifacts_add(self, rank: RankId) -> bool:
         return self._uploader.add(rank, str(self._processes.rank_dir(rank) / "artifacts"))
+
+
+def _head_of(spec: RankSpec | None) -> int | None:
+    return head_kept(spec.log_cap_mib) if spec is not None else None

@@ -33,6 +33,8 @@ FIRST_CHUNK = 4 * 1024
 LOOK_S = (0.05, 0.2)
 RETRY_S = (0.2, 10.0)
 TAIL = 64
+#: The end of an output of which the middle is left out, sent when the rank is over.
+TAIL_BYTES = CHUNK
 CUT = b"\n[nebulagrid] The job cut its output file; it follows from its beginning.\n"
 
 
@@ -48,13 +50,17 @@ class _Track:
     path: str
     offset: int  # in the server's log
     sure: bool  # the server has confirmed this offset in this process
-    base: int = 0  # where the file's first byte is in the server's log; above 0 once the job has cut the file
+    # Where the file's first byte is in the server's log: above 0 once the job has cut the file, or the server wrote lines of its own.
+    base: int = 0
+    inserted: int = 0  # bytes of such lines, that we know of
     is_cut: bool = False  # the line that says so is to be sent next
     rewinds: int = 0
     tail: bytes = b""  # the last bytes of the file that the server took: another end in their place is a cut, too
     mtime_ns: int = 0  # of the file when its tail was last looked at
     ended: bool = False  # nothing more will be written: ship to the end, then tell
-    closed: bool = False  # capped, or refused for good: ship no more
+    closed: bool = False  # refused for good, or its end was sent: ship no more
+    capped: bool = False  # the control plane takes no more than it has, but the end of it when the rank is over
+    head: int | None = None  # so many bytes at the beginning stay in the file; what follows may be given back to the disk (outfile.py)
     size: int = 0  # of the file when its last chunk was read
     held_at: int = -1  # length of the file at which the server wanted to see more before it takes the rest
     wait_until: float = 0.0  # monotonic; this rank alone waits
@@ -80,10 +86,11 @@ class LogShipper:
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
 
-    def track(self, rank: RankId, path: str, *, offset: int = 0, is_new: bool = True) -> None:
-        """Ship this file. ``is_new``: the server surely holds nothing of it, so no careful first chunk is needed."""
+    def track(self, rank: RankId, path: str, *, offset: int = 0, is_new: bool = True, head: int | None = None) -> None:
+        """Ship this file. ``is_new``: the server surely holds nothing of it, so no careful first chunk is needed. ``head``: beyond so
+        many bytes only the file's end is there."""
         with self._lock:
-            self._tracks.setdefault(rank, _Track(rank, path, offset, sure=is_new and offset == 0))
+            self._tracks.setdefault(rank, _Track(rank, path, offset, sure=is_new and offset == 0, head=head))
             self._kick()
 
     def end(self, rank: RankId) -> None:
@@ -104,7 +111,9 @@ class LogShipper:
             for track in self._tracks.values():
                 # Where a cut file begins in what the server has kept, nobody can tell: once more from its beginning, and said so.
                 track.is_cut = track.is_cut or track.base > 0
-                track.offset, track.base, track.sure, track.closed, track.wait_until = 0, 0, False, False, 0.0
+                track.offset, track.base, track.sure, track.wait_until = 0, 0, False, 0.0
+                track.closed = track.capped = False
+                track.inserted = 0
                 track.rewinds += 1
                 track.tail = b""
             self._kick()
@@ -161,7 +170,7 @@ class LogShipper:
                     break
                 if moved or self._kicked:
                     continue
-                is_active = any(t.ended or not t.closed for t in self._tracks.values())
+                is_active = any(t.ended or not (t.closed or t.capped) for t in self._tracks.values())
                 away_s = all_wait_until - time.monotonic()
                 self._lock.wait(None if not is_active else max(look_s, away_s))
         self._client.close()
@@ -169,7 +178,8 @@ class LogShipper:
     def _ship(self, track: _Track) -> bool:
         """Send one chunk of one rank; True when there was something to do. Raises _Later when the server cannot take it."""
         ended, rewinds = track.ended, track.rewinds  # before reading: what is written before `end` is then surely seen
-        data = b"" if track.closed else self._next(track, ended=ended)
+        is_tail = not track.closed and ended and self._is_past_head(track)
+        data = b"" if track.closed else self._tail(track) if is_tail else self._next(track, ended=ended)
         if not data:
             if ended:
                 with self._lock:
@@ -179,7 +189,8 @@ class LogShipper:
             return False
         # The end of a file may look like the begin of a secret: the server keeps nothing back for what will not come.
         is_end = ended and data is not CUT and track.offset - track.base + len(data) == track.size
-        path = f"/api/agent/v1/logs/{quote(track.rank, safe='')}?offset={track.offset}{'&end=1' if is_end else ''}"
+        path = f"/api/agent/v1/logs/{quote(track.rank, safe='')}?offset={track.offset}&inserted={track.inserted}"
+        path += f"&end=1&tail_of={track.base + track.size}" if is_tail else "&end=1" if is_end else ""
         try:
             answer = self._client.request("PUT", path, data, content_type="application/octet-stream")
         except Unreachable as error:
@@ -189,7 +200,9 @@ class LogShipper:
             return True  # an answer of before: the server may hold less by now
         if answer.status == 409 and answer.error_code() == "busy":
             raise _Later(answer.retry_after_s)  # the control plane still works on an earlier try: only this rank waits
-        if answer.status in (200, 409):
+        if answer.status == 200 and is_tail:
+            self._take_tail(track, answer)
+        elif answer.status in (200, 409):
             self._take(track, answer, data)
         elif answer.status in (400, 403, 404, 410, 413):
             log.warning("The control plane takes no output of rank %s: %d %s", track.rank, answer.status, answer.error_text())
@@ -198,8 +211,33 @@ class LogShipper:
             raise _Later(answer.retry_after_s, is_general=answer.status in (401, 429, 502, 503, 504))
         return True
 
+    def _is_past_head(self, track: _Track) -> bool:
+        """Whether of what is left to send only the end will be sent."""
+        found = self._stat(track)
+        at = track.offset - track.base
+        if found is None:
+            return False
+        is_past = track.head is not None and at >= track.head and found.st_size > at
+        return track.capped or (is_past and track.sure and not track.is_cut)
+
+    def _tail(self, track: _Track) -> bytes:
+        found = self._stat(track)
+        track.size = found.st_size if found is not None else 0
+        length = min(TAIL_BYTES, track.size)
+        return self._bytes(track, length, track.size - length) or b""
+
+    def _take_tail(self, track: _Track, answer: Answer) -> None:
+        # Taken, or closed for good.
+        try:
+            track.offset = LogAnswer.from_json(answer.json()).length
+        except (ValueError, ProtocolError) as error:
+            raise _Later(None) from error
+        track.closed = True
+
     def _next(self, track: _Track, *, ended: bool) -> bytes:
         """What to send now: the line about a cut, or the next chunk of the file; empty = nothing."""
+        if track.capped:
+            return b""
         if self._was_cut(track):
             track.is_cut = track.sure = True
         # An unsure server is asked first where its log ends: the line must stand there.
@@ -224,6 +262,11 @@ class LogShipper:
             told = LogAnswer.from_json(answer.json())
         except (ValueError, ProtocolError) as error:
             raise _Later(None) from error
+        if answer.status == 409 and told.inserted > track.inserted:
+            # The server had given up waiting and said so in a line; what follows in the file goes behind it.
+            track.base += told.inserted - track.inserted
+            track.offset, track.inserted, track.sure, track.tail = told.length, told.inserted, True, b""
+            return
         # The line went in, now or with an earlier try whose answer was lost.
         if is_line and told.length == track.offset + len(CUT):
             track.base, track.is_cut, track.tail = told.length, False, b""
@@ -243,10 +286,12 @@ class LogShipper:
         track.tail = (track.tail + sent)[-TAIL:] if is_whole else b""
         is_partly = answer.status == 200 and not is_line and not told.capped and told.length < track.offset + len(sent)
         track.held_at = track.size if is_partly and track.offset - track.base + len(sent) == track.size else -1
+        if is_partly and track.head is not None and track.offset - track.base + len(sent) == track.head:
+            track.head = told.length - track.base  # it waits for more, which is left out
         track.offset, track.sure = told.length, True
         if told.capped:
-            log.info("The control plane keeps no more of the output of rank %s (%d bytes).", track.rank, told.length)
-            track.closed = True
+            log.info("The control plane keeps no more of the output of rank %s (%d bytes) but its end.", track.rank, told.length)
+            track.capped = True
 
     @staticmethod
     def _stat(track: _Track) -> os.stat_result | None:
@@ -263,7 +308,10 @@ class LogShipper:
         if found is None or found.st_size <= at or (found.st_size == track.held_at and not ended):
             return b""
         track.size = found.st_size
-        return self._bytes(track, CHUNK if track.sure else FIRST_CHUNK, at) or b""
+        length = CHUNK if track.sure else FIRST_CHUNK
+        if track.head is not None:
+            length = min(length, track.head - at)  # what follows may be a hole by now
+        return (self._bytes(track, length, at) if length > 0 else None) or b""
 
     @staticmethod
     def _bytes(track: _Track, length: int, at: int) -> bytes | None:

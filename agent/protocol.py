@@ -514,7 +514,9 @@ class LogAnswer(Message):
     """The answer to ``PUT /api/agent/v1/logs/{rank}?offset=N`` (200, or 409 when N is not the server's length)."""
 
     length: int
-    capped: bool = False  # the server keeps no more of this log: stop sending
+    # The server keeps no more of this log: stop sending. Once the rank is over its end is taken all the same, with ?tail_of=N.
+    capped: bool = False
+    inserted: int = 0  # bytes of the server's own lines in the log, behind which the output went on (see ?inserted=N)
 
 
 def spec_sha256(spec: RankSpec | Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-from agent import cgroups, launch, procs, rankdir, secretdir
+from agent import cgroups, launch, outfile, procs, rankdir, secretdir
 from agent.stopping import Checkpoint, Stop, stop_order
 
 TYPE_CHECKING = False
@@ -30,6 +30,8 @@ _WAKE = {signal.SIGCHLD, signal.SIGUSR2}
 #: An adopted program is nobody's child here: its end is looked for, not signalled.
 _ADOPTED_TICK_S = 0.2
 _TICK_S = 1.0
+#: While a program prints faster than the disk should have to hold.
+_FLOOD_TICK_S = 0.05
 #: How long the zygote may take to write down the code of a program that has just ended.
 _CODE_WAIT_S = 20.0
 
@@ -97,6 +99,8 @@ class Shim:
         self.main_ended = False
         self.status: int | None = None  # as waitpid gives it; None = nobody saw it
         self.code_expected = False
+        self.output: outfile.OutputFile | None = None
+        self.is_flooding = False
 
     @staticmethod
     def _start(pid: int) -> int:
@@ -155,7 +159,7 @@ class Shim:
                 order=self.order, group=self.group, account=account, output=output, oom_score=oom_score, variables=variables
             )
             del variables
-            os.close(output)
+            self.output = outfile.OutputFile(output, self.spec.get("log_cap_mib"))
         except OSError as error:
             raise launch.LaunchFailed("internal", f"The program could not be forked: {error}") from error
         self.pid, self.start_time = child.pid, child.start
@@ -206,6 +210,7 @@ class Shim:
         self.pid, self.start_time = started["pid"], started["start"]
         self.limit_at, self.began_at = started["limit_at"], started["began_at"]
         self._know()
+        self.output = outfile.OutputFile.open(rankdir.OUTPUT, self.spec.get("log_cap_mib"))
         # The zygote, our parent, is its parent too if it lived when the old shim died: then it will tell the code.
         stat = procs.process_stat(self.pid)
         self.code_expected = stat is not None and stat.start == self.start_time and stat.ppid == os.getppid()
@@ -226,6 +231,7 @@ class Shim:
         """Until the program has ended, then write down how."""
         while True:
             self._reap()
+            self.is_flooding = self.output is not None and self.output.trim()
             now = procs.boottime()
             if self.stop is None and not self.main_ended:
                 self._stop_if_due(now)
@@ -280,7 +286,7 @@ class Shim:
         return max(renewed, self.began_at) + float(lease_s)
 
     def _sleep(self, now: float) -> None:
-        wait = _ADOPTED_TICK_S if self.adopted else _TICK_S
+        wait = _FLOOD_TICK_S if self.is_flooding else _ADOPTED_TICK_S if self.adopted else _TICK_S
         if self.stop is not None:
             wait = min(wait, self.stop.next_look_s(now))
         elif self.limit_at is not None:
@@ -292,6 +298,8 @@ class Shim:
     def _finish(self) -> None:
         self.ran_s = round(procs.boottime() - self.began_at, 3)
         left = self._clear_away()
+        if self.output is not None:
+            self.output.trim(is_end=True)
         secretdir.remove(self.order.get("secrets"))
         if self.adopted:
             self._code_learn()

@@ -79,7 +79,7 @@ class RankRow:
     log_offset: int = 0
     log_done: bool = False
     artifacts_done: bool = False
-    forgotten: bool = False  # FORGET came, but artefacts are still on their way
+    forgotten: bool = False  # FORGET came, but output or artefacts are still on their way
 
     @property
     def is_final(self) -> bool:

@@ -274,12 +274,15 @@ class FakeControlPlane:
         self.desired[wish.rank] = Desired(rank=wish.rank, epoch=wish.epoch, want="FORGET")
         return self.desired[wish.rank]
 
-    def log_put(self, rank: RankId, offset: int, data: bytes) -> tuple[int, dict[str, Any]]:
+    def log_put(self, rank: RankId, offset: int, data: bytes, *, tail_of: int | None = None) -> tuple[int, dict[str, Any]]:
         held = self.logs.setdefault(rank, bytearray())
         if len(data) > 256 * 1024:
             self.problems.append(f"a log chunk of {len(data)} bytes")
         if offset != len(held):
             return 409, LogAnswer(length=len(held)).to_json()
+        if tail_of is not None:
+            held += b"<%d of %d bytes>" % (len(data), tail_of) + data
+            return 200, LogAnswer(length=len(held), capped=True).to_json()
         room = len(data) if self.log_cap is None else max(0, self.log_cap - len(held))
         held += data[:room]
         self.log_puts.append((rank, offset, len(data[:room])))
@@ -389,7 +392,8 @@ class _Handler(BaseHTTPRequestHandler):
             data = self._body()
             plane.log_gate.wait(300)
             with plane.lock:
-                answer = plane.log_put(parts[-1], int(parse_qs(url.query)["offset"][0]), data)
+                query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
+                answer = plane.log_put(parts[-1], query["offset"], data, tail_of=query.get("tail_of"))
                 plane.lock.notify_all()
             self._answer(*answer)
         elif url.path.startswith("/api/agent/v1/artifacts/"):

@@ -20,7 +20,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 
-from agent.protocol import EnrolRequest, Orders, ProtocolError, SyncRequest, json_read, rank_parts
+from agent.protocol import EnrolRequest, LogAnswer, Orders, ProtocolError, SyncRequest, json_read, rank_parts
 from jobs import logs
 from jobs.job_secrets import masks_of, results_masked
 from jobs.lifecycle import RankState
@@ -191,9 +191,16 @@ def _own_rank(node: Node, key: str) -> Rank | HttpResponse:
 
 @agent_view("PUT")
 def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
-    """Raw bytes at ``?offset=N``; 409 with the true length when N is not where the log ends."""
-    text = request.GET.get("offset", "")
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    """Raw bytes at ``?offset=N``; 409 with the true length when N is not where the log ends. With ``?tail_of=N`` they are the end of an
+    output of N bytes, of which what is missing is left out. ``?inserted=N``: so much of the log the agent knows to be our own lines."""
+    numbers: dict[str, int | None] = {"offset": None, "tail_of": None, "inserted": None}
+    for name in numbers:
+        text = request.GET.get(name)
+        if text is not None and not (text.isascii() and text.isdigit() and len(text) < 19):
+            return _refuse(400, "invalid", f"?{name}=N must be a whole number of bytes.")
+        numbers[name] = None if text is None else int(text)
+    offset, total = numbers["offset"], numbers["tail_of"]
+    if offset is None:
         return _refuse(400, "invalid", "?offset=N must be a whole number of bytes.")
     data = request.body
     if len(data) > MAX_LOG_CHUNK:
@@ -201,9 +208,16 @@ def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
     row = _own_rank(node, rank)
     if isinstance(row, HttpResponse):
         return row
+    if row.attempt.ended_at is not None and not logs.log_is_closed(rank):
+        # All of its output had arrived before the attempt was ended: nothing is added to what people have read as whole.
+        return JsonResponse(LogAnswer(length=logs.log_length(rank), capped=True).to_json())
     try:
         masks = masks_of(row.spec)
-        answer = logs.log_append(rank, offset=int(text), data=data, masks=masks, is_end=request.GET.get("end") == "1")
+        if total is not None:
+            answer = logs.log_tail(rank, offset=offset, data=data, total=total, masks=masks)
+        else:
+            is_end = request.GET.get("end") == "1"
+            answer = logs.log_append(rank, offset=offset, data=data, masks=masks, is_end=is_end, inserted=numbers["inserted"])
     except KeyMissing as error:
         # Rather no output than one with a secret in it: the agent keeps it and asks again.
         log.error("the output of rank %s can't be masked: %s", rank, error.__doc__)
@@ -215,7 +229,8 @@ def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
         body = {"code": "busy", "message": str(error), "fields": {}, "length": error.length}
         return JsonResponse(body, status=409, headers={"Retry-After": "1"})
     except logs.WrongOffset as error:
-        return JsonResponse({"code": "offset", "message": str(error), "fields": {}, "length": error.length}, status=409)
+        told = LogAnswer(length=error.length, inserted=error.inserted).to_json()
+        return JsonResponse({"code": "offset", "message": str(error), "fields": {}, **told}, status=409)
     live.publish(f"job.{row.attempt.job_id}", {"job": row.attempt.job_id, "log": answer.length, "rank": row.index})
     if row.observed == RankState.EXITED and row.attempt.ended_at is None:
         # The exit was reported before its last output: this may be what the attempt's end waits for.

@@ -20,13 +20,19 @@ from django.conf import settings
 from agent.protocol import LogAnswer, RankId, rank_parts
 from quotas.masking import Masks
 
+#: In what an output's end begins with, the rest of a secret may be: so much is left out where there are secrets (the longest piece that
+#: is looked for has 1 KiB, quotas.masking.PIECE).
+TAIL_UNSURE = 2048
+#: Masking has a budget a call; the end of an output gets so many calls.
+TAIL_TRIES = 8
+
 
 class WrongOffset(Exception):
-    """The data does not begin where the log ends; ``length`` says where that is."""
+    """The data does not begin where the log ends; ``length`` says where that is, ``inserted`` how much of it is our own."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, *, inserted: int = 0) -> None:
         super().__init__(f"the log has {length} bytes")
-        self.length = length
+        self.length, self.inserted = length, inserted
 
 
 class LogBusy(Exception):
@@ -62,6 +68,19 @@ def log_read(rank: RankId, *, offset: int, limit: int) -> bytes:
 
 def _is_closed(path: Path) -> bool:
     return path.with_suffix(".closed").exists()
+
+
+def _number(path: Path) -> int | None:
+    """What is written in a small file beside a log; None where there is no such file, or no number in it."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _kept(path: Path) -> Path:
+    """Holds how much of the output was taken, once the rest is left out but for its end."""
+    return path.with_suffix(".capped")
 
 
 def _last_line(path: Path) -> Path:
@@ -100,8 +119,10 @@ def _close(path: Path, descriptor: int) -> None:
     except FileNotFoundError:
         return
     if not _is_closed(path):
-        _write(descriptor, f"\n[nebulagrid] {line}\n".encode())
-        path.with_suffix(".closed").touch()
+        text = f"\n[nebulagrid] {line}\n".encode()
+        _write(descriptor, text)
+        # How much of the log is ours: output that comes late goes on behind it.
+        path.with_suffix(".closed").write_text(str(len(text)))
     _last_line(path).unlink(missing_ok=True)
 
 
@@ -115,35 +136,101 @@ def _close_if_wanted(path: Path) -> None:
             return  # whoever holds it now asks the same question afterwards
 
 
-def log_append(rank: RankId, *, offset: int, data: bytes, masks: Masks | None = None, is_end: bool = False) -> LogAnswer:
+def log_append(
+    rank: RankId, *, offset: int, data: bytes, masks: Masks | None = None, is_end: bool = False, inserted: int | None = None
+) -> LogAnswer:
     """Appends if ``offset`` is the present length. Raises WrongOffset otherwise, LogBusy while another append is at work.
 
     ``masks``: values that must not get into the log. An end of ``data`` that may be the begin of one is not taken; the answer's length
     says so, and it comes again with what follows. With ``is_end`` nothing follows.
 
-    Past the cap (NEBULA_LOG_CAP_MIB) one notice is written and the rest stays on the node.
+    ``inserted``: how many bytes of this log the agent knows to be ours. Behind the line that closed a log for want of output, the
+    output may go on, if the agent knows of that line; else it would go on at the wrong place of its file.
+
+    Past the cap (NEBULA_LOG_CAP_MIB) one notice is written; of the rest only the end is taken (``log_tail``).
     """
     path = log_path(rank)
     try:
         with _locked(path) as descriptor:
             _close(path, descriptor)
             length = os.fstat(descriptor).st_size
+            ours = 0
             if _is_closed(path):
-                return LogAnswer(length=length, capped=True)
-            if offset != length:
-                raise WrongOffset(length)
+                ours = _number(path.with_suffix(".closed")) or 0
+                if not ours or inserted is None:
+                    return LogAnswer(length=length, capped=True)
+            if _kept(path).exists():
+                return LogAnswer(length=length, capped=True, inserted=ours)
+            if offset != length or (ours and inserted != ours):
+                raise WrongOffset(length, inserted=ours)
             if masks is not None:
                 data = masks.take(data, is_last=is_end)
             cap = settings.LOG_CAP_MIB * 1024 * 1024
             is_capped = length + len(data) > cap
             if is_capped:
                 data = data[: max(0, cap - length)]
+                _kept(path).write_text(str(length + len(data)))
                 data += f"\n[nebulagrid] The log is cut here at {settings.LOG_CAP_MIB} MiB; the job goes on.\n".encode()
-                path.with_suffix(".closed").touch()
             _write(descriptor, data)
-            return LogAnswer(length=length + len(data), capped=is_capped)
+            if ours and is_end and not is_capped:
+                path.with_suffix(".closed").write_text("")  # now it is whole
+            return LogAnswer(length=length + len(data), capped=is_capped, inserted=ours)
     finally:
         _close_if_wanted(path)
+
+
+def log_tail(rank: RankId, *, offset: int, data: bytes, total: int, masks: Masks | None = None) -> LogAnswer:
+    """Takes the end of an output of which the middle is left out, whatever the cap, and closes the log. One line says how much is missing.
+
+    ``total``: how long the output is in all; ``data`` is its end. Raises WrongOffset, LogBusy.
+    """
+    path = log_path(rank)
+    try:
+        with _locked(path) as descriptor:
+            _close(path, descriptor)
+            length = os.fstat(descriptor).st_size
+            closed = path.with_suffix(".closed")
+            if closed.exists() and not _number(closed):
+                return LogAnswer(length=length, capped=True)
+            if offset != length:
+                raise WrongOffset(length, inserted=_number(closed) or 0)
+            kept = _number(_kept(path))
+            have, begin = length if kept is None else kept, max(0, total - len(data))
+            text, skipped = _tail_of(data, known=have - begin, is_whole=begin == 0, masks=masks)
+            missing = begin + skipped - have
+            if missing > 0:
+                text = f"\n[nebulagrid] {missing} bytes of output are left out here; its end follows.\n".encode() + text
+            _write(descriptor, text)
+            closed.write_text("")
+            _kept(path).unlink(missing_ok=True)
+            return LogAnswer(length=length + len(text), capped=True)
+    finally:
+        _close_if_wanted(path)
+
+
+def _tail_of(data: bytes, *, known: int, is_whole: bool, masks: Masks | None) -> tuple[bytes, int]:
+    """The end of an output, masked, and how many bytes of ``data`` are not in it. ``known``: so many are in the log already; below 0
+    something is missing between the two, and the end begins with a whole line. ``is_whole``: ``data`` is all of the output.
+
+    What ``data`` begins with may be the rest of a secret, which nobody could recognise: where there are secrets the beginning is left
+    out, and masking that would be too much work leaves out all of it.
+    """
+    unsure = 0
+    if masks is not None:
+        masked = b""
+        for _ in range(TAIL_TRIES):
+            masked += masks.take(data[len(masked) :], is_last=True)
+            if len(masked) >= len(data):
+                break
+        else:
+            return b"", len(data)
+        data, unsure = masked, 0 if is_whole else min(len(data), TAIL_UNSURE)
+    if known >= unsure:
+        return data[known:], known
+    begin = max(known, unsure)
+    line = data.find(b"\n", begin) + 1
+    begin = line if 0 < line < len(data) else begin
+    return data[begin:], begin
 
 
 def log_close(rank: RankId, *, line: str) -> None:

@@ -126,7 +126,8 @@ def test_it_goes_back_when_the_server_has_less(ship: Shipping) -> None:
     assert bytes(ship.plane.logs["1.1.0"]) == data
 
 
-def test_a_capped_log_is_sent_no_further(ship: Shipping) -> None:
+def test_of_a_capped_log_only_the_end_is_sent_and_only_when_the_rank_is_over(ship: Shipping, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "TAIL_BYTES", 100)
     ship.plane.log_cap = 1000
     ship.write("1.1.0", b"x" * 900)
     ship.track("1.1.0")
@@ -134,10 +135,42 @@ def test_a_capped_log_is_sent_no_further(ship: Shipping) -> None:
     ship.write("1.1.0", b"y" * 900)
     ship.shipped("1.1.0", b"x" * 900 + b"y" * 100)
     puts = len(ship.plane.log_puts)
-    ship.write("1.1.0", b"z" * 900)
+    ship.write("1.1.0", b"z" * 890 + b"Traceback\n")
     ship.shipper.end("1.1.0")
-    assert ship.ended("1.1.0") == 1000  # what the server holds, so that it does not wait for more
+    expected = b"x" * 900 + b"y" * 100 + b"<100 of 2700 bytes>" + b"z" * 90 + b"Traceback\n"
+    assert ship.ended("1.1.0") == len(expected)  # what the server holds, so that it does not wait for more
+    assert bytes(ship.plane.logs["1.1.0"]) == expected
     assert len(ship.plane.log_puts) == puts
+
+
+def test_what_may_be_a_hole_is_never_sent(ship: Shipping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node gives the middle of a long output back to its disk, whatever the control plane would take."""
+    monkeypatch.setattr(logs_module, "TAIL_BYTES", 100)
+    ship.write("1.1.0", b"a" * 1000 + bytes(5000) + b"e" * 200)
+    ship.track("1.1.0", head=1000)
+    ship.shipped("1.1.0", b"a" * 1000)
+    ship.shipper.end("1.1.0")
+    ship.ended("1.1.0")
+    assert bytes(ship.plane.logs["1.1.0"]) == b"a" * 1000 + b"<100 of 6200 bytes>" + b"e" * 100
+
+
+def test_a_file_that_ends_where_holes_would_begin_is_sent_whole(ship: Shipping) -> None:
+    ship.write("1.1.0", b"a" * 1000)
+    ship.track("1.1.0", head=1000)
+    ship.shipper.end("1.1.0")
+    assert ship.ended("1.1.0") == 1000
+    assert bytes(ship.plane.logs["1.1.0"]) == b"a" * 1000
+
+
+def test_after_a_restart_a_capped_log_gets_its_end(ship: Shipping, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs_module, "TAIL_BYTES", 10)
+    ship.plane.log_cap = 1000
+    ship.plane.logs["1.1.0"] = bytearray(b"x" * 1000)
+    ship.write("1.1.0", b"x" * 1000 + b"y" * 90 + b"z" * 10)
+    ship.track("1.1.0", offset=1000, is_new=False)
+    ship.shipper.end("1.1.0")
+    ship.ended("1.1.0")
+    assert bytes(ship.plane.logs["1.1.0"]) == b"x" * 1000 + b"<10 of 1100 bytes>" + b"z" * 10
 
 
 @pytest.mark.parametrize("status", [0, 500, 503, 429, 401])

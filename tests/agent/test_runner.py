@@ -421,6 +421,36 @@ def test_a_control_plane_that_takes_no_logs_gets_the_end_all_the_same(
     plane.wait(lambda: bytes(plane.logs.get("1.1.0", b"")) == b"last words\n")
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["same-agent", "next-agent"])
+def test_output_of_a_rank_that_was_given_up_arrives_before_it_is_removed(
+    restarts: bool, make: Callable[..., Node], plane: FakeControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off for longer than its lease the rank is lost to the control plane, which then only wants it to be gone."""
+    monkeypatch.setattr(endings_module, "LOG_WAIT_S", 0.1)
+    plane.forgets = False
+    node = make().online()
+    running(node, plane)
+    plane.log_gate.clear()
+    node.ranks.prints("1.1.0", b"written while nobody heard\n")
+    node.ranks.exit("1.1.0", cause="lease_expired")
+    plane.wait_state("1.1.0", "EXITED")
+    with plane.lock:
+        plane.desired["1.1.0"] = Desired(rank="1.1.0", epoch=1, want="FORGET")
+    plane.wait(lambda: "1.1.0" not in plane.present, what="a forgotten rank")
+    assert node.ranks.forgotten == []
+    if restarts:
+        plane.log_gate.set()
+        with plane.lock:
+            plane.failures.append(Failure("/api/agent/v1/logs/", 503, 1_000_000))
+        node.stop()
+        with plane.lock:
+            plane.failures.clear()
+        node = make().online()
+    plane.log_gate.set()
+    plane.wait(lambda: bytes(plane.logs.get("1.1.0", b"")) == b"written while nobody heard\n", what="its output")
+    wait_until(lambda: node.ranks.forgotten == ["1.1.0"], "its removal")
+
+
 def test_artefacts_follow_the_end_and_outlast_forget(node: Node, plane: FakeControlPlane) -> None:
     running(node, plane)
     folder = node.ranks.rank_dir("1.1.0") / "artifacts"

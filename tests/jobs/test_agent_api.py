@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from agent.protocol import ExitInfo, Observed, SyncRequest
 from jobs import logs
@@ -62,7 +63,43 @@ def test_a_job_over_the_wire(agents: list[AgentClient]) -> None:
     assert [order["want"] for order in orders["desired"]] == ["FORGET"]
     assert mine.sync()[1].get("desired", []) == []
     assert logs.log_read(rank.key, offset=0, limit=99).decode() == "hi ☠\n"
-    assert mine.log(rank.key, 3, b"x") == (409, {"code": "offset", "message": "the log has 7 bytes", "fields": {}, "length": 7})
+    assert mine.log(rank.key, 7, b"x") == (200, {"length": 7, "capped": True})  # what people have read as whole stays as it is
+    assert logs.log_length(rank.key) == 7
+
+
+def test_a_capped_log_gets_its_end_before_the_job_has_ended(agents: list[AgentClient], settings: Any) -> None:
+    settings.LOG_CAP_MIB = 1
+    lab = Lab()
+    job = lab.submit()
+    pass_run()
+    rank = Rank.objects.get()
+    mine = next(agent for agent in agents if agent.node.pk == rank.node_id)
+    _, told = mine.log(rank.key, 0, b"x" * 1024 * 1024 + b"y")
+    assert told["capped"] is True
+    size = 400 * 1024 * 1024
+    mine.sync(Observed(rank=rank.key, epoch=1, state="EXITED", exit=ExitInfo(cause="exited", code=1), released=True, final_log_offset=size))
+    assert state(job) != "FAILED"  # it waits for the end, where the traceback is
+    status, told = mine.log(rank.key, f"{told['length']}&tail_of={size}&end=1", b"half\nModuleNotFoundError: No module named 'torch'\n")
+    assert (status, told["length"]) == (200, logs.log_length(rank.key))
+    assert state(job) == "FAILED"
+    assert logs.log_read(rank.key, offset=told["length"] - 14, limit=99) == b"named 'torch'\n"
+    assert mine.log(rank.key, "0&tail_of=x", b"")[0] == 400
+
+
+def test_late_output_of_a_lost_rank_is_kept(agents: list[AgentClient]) -> None:
+    lab = Lab()
+    job = lab.submit()
+    pass_run()
+    rank = Rank.objects.get()
+    mine = next(agent for agent in agents if agent.node.pk == rank.node_id)
+    mine.log(rank.key, "0&inserted=0", b"before\n")
+    logs.log_close(rank.key, line="killed: node_lost")
+    type(rank.attempt).objects.filter(pk=rank.attempt_id).update(ended_at=timezone.now())
+    status, told = mine.log(rank.key, "7&inserted=0", b"during\n")
+    assert (status, told["code"]) == (409, "offset")
+    mine.log(rank.key, f"{told['length']}&inserted={told['inserted']}&end=1", b"during\n")
+    assert logs.log_read(rank.key, offset=0, limit=99) == b"before\n\n[nebulagrid] killed: node_lost\nduring\n"
+    assert job.pk
 
 
 def test_the_end_comes_with_the_last_byte_when_the_exit_came_first(agents: list[AgentClient]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agent.protocol import ProtocolError
 from jobs import logs
+from quotas.masking import Masks
 from tests.waiting import PATIENCE_S
 
 
@@ -132,3 +133,101 @@ def test_a_last_line_that_a_killed_process_left_behind_is_written_by_the_next_on
     assert logs.log_append("7.1.0", offset=3, data=b"late").capped
     assert logs.log_read("7.1.0", offset=0, limit=100) == b"abc\n[nebulagrid] killed: node_lost\n"
     assert [path.name for path in logs.log_path("7.1.0").parent.iterdir() if "closing" in path.name] == []
+
+
+# --- the end of what is over the cap ----------------------------------------------------------------------------------
+
+MIB = 1024 * 1024
+LEFT_OUT = b"\n[nebulagrid] %d bytes of output are left out here; its end follows.\n"
+
+
+def capped() -> int:
+    """A log that took 1 MiB of an output and then its notice; how long it is."""
+    return logs.log_append("7.1.0", offset=0, data=b"x" * (MIB + 5)).length
+
+
+def end_of(length: int) -> bytes:
+    return logs.log_read("7.1.0", offset=length, limit=MIB)
+
+
+def test_the_last_lines_arrive_whatever_the_cap_behind_one_line_that_says_what_is_missing() -> None:
+    length = capped()
+    answer = logs.log_tail("7.1.0", offset=length, data=b"half a line\nTraceback\nValueError: x\n", total=5 * MIB)
+    expected = LEFT_OUT % (4 * MIB - len(b"Traceback\nValueError: x\n")) + b"Traceback\nValueError: x\n"
+    assert end_of(length) == expected
+    assert (answer.length, answer.capped) == (length + len(expected), True)
+    assert logs.log_is_closed("7.1.0")
+    # The answer was lost, and it comes again.
+    assert logs.log_tail("7.1.0", offset=length, data=b"a\nTraceback\n", total=5 * MIB) == answer
+
+
+def test_an_end_that_follows_at_once_has_no_gap_and_nothing_twice() -> None:
+    length = capped()
+    output = b"x" * MIB + b"0123456789"
+    logs.log_tail("7.1.0", offset=length, data=output[-100:], total=len(output))
+    assert end_of(length) == b"0123456789"
+
+
+def test_an_end_of_one_line_alone_is_kept() -> None:
+    length = capped()
+    logs.log_tail("7.1.0", offset=length, data=b"z" * 100, total=2 * MIB)
+    assert end_of(length) == LEFT_OUT % (MIB - 100) + b"z" * 100
+
+
+def test_a_node_that_has_no_more_than_the_end_may_leave_out_what_the_cap_would_take() -> None:
+    logs.log_append("7.1.0", offset=0, data=b"abc")
+    logs.log_tail("7.1.0", offset=3, data=b"\nend\n", total=100)
+    assert end_of(0) == b"abc" + LEFT_OUT % 93 + b"end\n"
+    with pytest.raises(logs.WrongOffset):
+        logs.log_tail("8.1.0", offset=3, data=b"x", total=10)
+
+
+def test_no_end_shows_a_part_of_a_secret() -> None:
+    secret = "s3cret-" * 40  # the window begins in the middle of it
+    length = capped()
+    data = (secret[100:] + "y" * 4000 + f"\nkey {secret}\nValueError\n").encode()
+    logs.log_tail("7.1.0", offset=length, data=data, total=5 * MIB, masks=Masks([secret]))
+    assert b"s3cret" not in end_of(length)
+    assert end_of(length).endswith(b"key " + b"*" * len(secret) + b"\nValueError\n")
+
+
+def test_no_end_shows_the_rest_of_a_secret_that_the_cap_cut() -> None:
+    secret = "0123456789abcdef" * 8
+    output = b"x" * (MIB - 20) + secret.encode() + b"\nlast\n"
+    masks = Masks([secret])
+    length = logs.log_append("7.1.0", offset=0, data=output, masks=masks).length
+    logs.log_tail("7.1.0", offset=length, data=output[-4096:], total=len(output), masks=masks)
+    whole = logs.log_read("7.1.0", offset=0, limit=2 * MIB)
+    assert b"abcdef" not in whole
+    assert whole.endswith(b"*" * (len(secret) - 20) + b"\nlast\n")
+
+
+# --- output that comes after the log was closed for want of it ----------------------------------------------------------
+
+
+def test_late_output_goes_on_behind_the_line_that_closed_the_log() -> None:
+    logs.log_append("7.1.0", offset=0, data=b"abc", inserted=0)
+    logs.log_close("7.1.0", line="killed: node_lost")
+    line = b"\n[nebulagrid] killed: node_lost\n"
+    with pytest.raises(logs.WrongOffset) as caught:
+        logs.log_append("7.1.0", offset=3, data=b"late", inserted=0)
+    assert (caught.value.length, caught.value.inserted) == (3 + len(line), len(line))
+    # An agent that knows the length and not the line would read its file at the wrong place.
+    with pytest.raises(logs.WrongOffset):
+        logs.log_append("7.1.0", offset=3 + len(line), data=b"late", inserted=0)
+    answer = logs.log_append("7.1.0", offset=3 + len(line), data=b"la", inserted=len(line))
+    assert not answer.capped
+    logs.log_append("7.1.0", offset=answer.length, data=b"te", inserted=len(line), is_end=True)
+    assert logs.log_read("7.1.0", offset=0, limit=100) == b"abc" + line + b"late"
+    assert logs.log_is_closed("7.1.0")
+    assert logs.log_append("7.1.0", offset=logs.log_length("7.1.0"), data=b"more", inserted=len(line)).capped
+
+
+def test_late_output_is_capped_too_and_keeps_its_end() -> None:
+    logs.log_close("7.1.0", line="killed: node_lost")
+    own = logs.log_length("7.1.0")
+    length = logs.log_append("7.1.0", offset=own, data=b"x" * 2 * MIB, inserted=own).length
+    assert length < 1.1 * MIB
+    logs.log_tail("7.1.0", offset=length, data=b"a\nend\n", total=3 * MIB)
+    assert logs.log_read("7.1.0", offset=length, limit=MIB).endswith(b"its end follows.\nend\n")
+    assert logs.log_append("7.1.0", offset=logs.log_length("7.1.0"), data=b"more", inserted=own).capped
