@@ -116,6 +116,7 @@ class Attempt(TypedDict):
     epoch: int
     started_at: str | None
     ended_at: str | None
+    nodes: NotRequired[list[str]]
     ranks: NotRequired[list[Rank]]
 
 

@@ -376,8 +376,10 @@ class FakeApi:
         shown: dict[str, Any] | None = None
         if attempt is not None:
             shown = {"epoch": attempt.epoch, "started_at": attempt.started_at, "ended_at": attempt.ended_at}
+            ranks = [self._rank_json(job, attempt, index) for index in sorted(attempt.logs)]
+            shown["nodes"] = [rank["node"] for rank in ranks]
             if is_detail:
-                shown["ranks"] = [self._rank_json(job, attempt, index) for index in sorted(attempt.logs)]
+                shown["ranks"] = ranks
         row = job.row if is_detail else {key: value for key, value in job.row.items() if key not in ("argv", "env")}
         return row | {"attempt": shown}
 

@@ -33,6 +33,17 @@ OFF_MARKS = "MX"
 
 
 @dataclass(frozen=True, slots=True)
+class Who:
+    """Who uses a card, as one reader may know it: ``lin +1`` for the cell, persons and jobs for its words."""
+
+    short: str = ""
+    text: str = ""
+
+
+NOBODY = Who()
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A piece of the memory strip: ‰ of the card and data-k (mine, ghost, quar or empty = another's)."""
 
@@ -92,13 +103,14 @@ def words_json() -> str:
     return json.dumps(words(), ensure_ascii=False)
 
 
-def cell_label(card: Card, frame: Mapping[str, Any], said: Mapping[str, Any]) -> str:
-    """The whole of a cell in words: ``node04 gpu2, RTX 4090, memory 64%, use 55%, 68 °C, 6.6 GiB free, ghost use``."""
+def cell_label(card: Card, frame: Mapping[str, Any], said: Mapping[str, Any], who: str = "") -> str:
+    """The whole of a cell in words: ``node04 gpu2, RTX 4090, lin@lab.example: train #12, memory 64%, use 55%, 68 °C, ghost use``."""
     at = card.at
     temp, free = frame["t"][at], frame["r"][at]
     parts = [
         f"{card.node} gpu{card.index}",
         formats.model_name(card.model),
+        *([who] if who else []),
         said["memory"].replace("%s", formats.percent(frame["m"][at])),
         said["use"].replace("%s", formats.percent(frame["u"][at])),
     ]
@@ -120,7 +132,9 @@ def _mark(marks: str, is_simulated: bool, said: Mapping[str, Any]) -> tuple[str,
     return (said["sim"], "sim") if is_simulated else ("", "")
 
 
-def cell_html(card: Card, frame: Mapping[str, Any], *, metric: str, me: str, said: Mapping[str, Any], is_tight: bool) -> SafeString:
+def cell_html(
+    card: Card, frame: Mapping[str, Any], *, metric: str, me: str, said: Mapping[str, Any], is_tight: bool, who: Who = NOBODY
+) -> SafeString:
     at, marks = card.at, frame["k"][card.at]
     value = frame[METRICS[metric][1]][at]
     is_off = value is None or any(letter in marks for letter in OFF_MARKS)
@@ -134,10 +148,11 @@ def cell_html(card: Card, frame: Mapping[str, Any], *, metric: str, me: str, sai
         text = said["off"] if "M" in marks else said["gone"] if "X" in marks else said["na"] if value is None else value
         # Three digits and a mark leave no room for the unit.
         unit = "" if is_off or value >= 100 else format_html("<small>{}</small>", METRICS[metric][3])
-        field = format_html("<span>{}</span><b>{}{}</b>", card.short, text, unit)
-    label = cell_label(card, frame, said)
+        field = format_html('<span>{}</span><b>{}{}</b><em class="who cut">{}</em>', card.short, text, unit, who.short)
+    label = cell_label(card, frame, said, who.text)
     return format_html(
-        '<a class="gpu" href="{}" data-i="{}"{} data-name="{} gpu{}, {}"{} aria-label="{}" title="{}"><span class="gpu-f"{}>{}'
+        '<a class="gpu" href="{}" data-i="{}"{} data-name="{} gpu{}, {}" data-who="{}"{} aria-label="{}" title="{}">'
+        '<span class="gpu-f"{}>{}'
         '<span class="mark"{}{}><svg class="i" aria-hidden="true"><use href="{}#i-{}"/></svg></span></span>'
         '<span class="strip">{}</span></a>',
         reverse("gpu-detail", args=(card.node, card.index)),
@@ -146,6 +161,7 @@ def cell_html(card: Card, frame: Mapping[str, Any], *, metric: str, me: str, sai
         card.node,
         card.index,
         formats.model_name(card.model),
+        who.text,
         attributes,
         label,
         label.replace(", ", " · "),
@@ -159,8 +175,8 @@ def cell_html(card: Card, frame: Mapping[str, Any], *, metric: str, me: str, sai
     )
 
 
-def heat_context(picture: Picture, *, metric: str, me: str) -> dict[str, Any]:
-    """What ``overview/_heat.html`` needs."""
+def heat_context(picture: Picture, *, metric: str, me: str, who: Mapping[int, Who]) -> dict[str, Any]:
+    """What ``overview/_heat.html`` needs. ``who``: card id → who uses it, as far as the reader may know."""
     said, frame = words(), picture.frame
     count = len(picture.cards)
     is_tight = count > TIGHT_ABOVE
@@ -179,7 +195,10 @@ def heat_context(picture: Picture, *, metric: str, me: str) -> dict[str, Any]:
                 "is_marked": bool(cordoned) or state != "READY",  # then "simulated" has no room beside the name
                 "silent_s": None if frame["z"][at] is None else max(0, time.time() - frame["z"][at]),
                 "count": len(node.cards),
-                "cells": [cell_html(card, frame, metric=metric, me=me, said=said, is_tight=is_tight) for card in node.cards],
+                "cells": [
+                    cell_html(card, frame, metric=metric, me=me, said=said, is_tight=is_tight, who=who.get(card.pk, NOBODY))
+                    for card in node.cards
+                ],
             }
         )
     low, high = METRICS[metric][2]
@@ -203,7 +222,7 @@ def health_of(marks: str) -> str:
     return next((MARKS[letter][1] for letter in marks if MARKS[letter][0] == "gpu"), "HEALTHY")
 
 
-def table_rows(picture: Picture, *, me: str) -> list[dict[str, Any]]:
+def table_rows(picture: Picture, *, me: str, who: Mapping[int, Who]) -> list[dict[str, Any]]:
     """The same figures for a table: one row a card, in the same order."""
     frame = picture.frame
     rows = []
@@ -226,6 +245,7 @@ def table_rows(picture: Picture, *, me: str) -> list[dict[str, Any]]:
                     "use": frame["u"][i],
                     "temp": frame["t"][i],
                     "power": frame["w"][i],
+                    "who": who.get(card.pk, NOBODY).text,
                     "strip": strip_html(frame["s"][i], me),
                 }
             )

@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from jobs import cells, heat, notices
+from jobs.holders import holders_read, holders_short, holders_text
 from jobs.ladder import MOST, Ladder, ladder_latest
 from jobs.lifecycle import FINAL, LIVE, JobState, SliceState
 from jobs.models import Job, Slice
@@ -63,6 +64,21 @@ def pool_cells(request: HttpRequest) -> HttpResponse:
     return JsonResponse(dict(cells.picture_latest().frame), headers={"Cache-Control": "no-store"})
 
 
+@require_safe
+@login_required
+def pool_users(request: HttpRequest) -> JsonResponse:
+    """Who uses the cards, in the order of the frame whose layout is ``v``: [for the cell, in words], null where nobody is known."""
+    picture, who = cells.picture_latest(), users_of_cards(request)
+    rows = [[known.short, known.text] if (known := who.get(card.pk)) is not None and known.text else None for card in picture.cards]
+    return JsonResponse({"v": picture.version, "who": rows}, headers={"Cache-Control": "no-store"})
+
+
+def users_of_cards(request: HttpRequest) -> dict[int, heat.Who]:
+    """Card id → who uses it, as the reader may know. Two queries."""
+    held = holders_read(cast(User, request.user))
+    return {gpu: heat.Who(holders_short(holders), holders_text(holders)) for gpu, holders in held.items()}
+
+
 def _choice(request: HttpRequest, name: str, allowed: Any, default: str) -> str:
     """From the address, else what this device chose last (a cookie that heat.js keeps)."""
     for found in (request.GET.get(name), request.COOKIES.get(name)):
@@ -73,10 +89,11 @@ def _choice(request: HttpRequest, name: str, allowed: Any, default: str) -> str:
 
 def cards_context(request: HttpRequest, picture: cells.Picture) -> dict[str, Any]:
     me = cells.owner_sign(request.user.pk or 0)
-    context = heat.heat_context(picture, metric=_choice(request, "metric", heat.METRICS, "memory"), me=me)
+    who = users_of_cards(request)
+    context = heat.heat_context(picture, metric=_choice(request, "metric", heat.METRICS, "memory"), me=me, who=who)
     context["as_table"] = request.GET.get("cards") == "table"
     if context["as_table"]:
-        context["rows"] = heat.table_rows(picture, me=me)
+        context["rows"] = heat.table_rows(picture, me=me, who=who)
     return context
 
 

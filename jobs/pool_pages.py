@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, cast
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Q
@@ -220,13 +221,15 @@ def _slice_row(part: Slice, eyes: Reader, *, total: int | None = None) -> dict[s
     job: Job = part.rank.attempt.job
     is_mine = job.owner_id == eyes.user
     is_visible = eyes.may_see(job)
+    is_named = is_visible or settings.SHOW_CARD_USERS  # who uses a card may be known where the job's page is closed
     return {
         "slice": part,
         "job": job,
         "kind": "quar" if part.state == SliceState.QUARANTINED else "mine" if is_mine else "",
         "is_visible": is_visible,
-        "name": job.name if is_visible else f"#{job.pk}",
-        "owner": job.owner.email if is_visible else _("someone else"),
+        "name": job.name if is_named else f"#{job.pk}",
+        "owner": job.owner.email if is_named else _("someone else"),
+        "person": job.owner.email.partition("@")[0] if is_named else "",
         "pct": min(100, 100 * part.mib / total) if total else 0,
     }
 

@@ -61,6 +61,7 @@ class AttemptSchema(serializers.Serializer[Any]):
     epoch = serializers.IntegerField()
     started_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="Names of the nodes, in the order of the ranks.")
     ranks = RankSchema(many=True, required=False, help_text="Not in lists.")
 
 

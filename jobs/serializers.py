@@ -352,8 +352,9 @@ def rank_json(rank: Rank, *, log_bytes: int) -> dict[str, Any]:
 
 
 def attempt_json(attempt: Attempt, *, log_length: Callable[[str], int] | None) -> dict[str, Any]:
-    """``log_length`` None = without ranks, as list rows have it."""
+    """``attempt`` with its ranks and their nodes loaded. ``log_length`` None = without ranks, as list rows have it."""
     answer: dict[str, Any] = {"epoch": attempt.epoch, "started_at": _iso(attempt.started_at), "ended_at": _iso(attempt.ended_at)}
+    answer["nodes"] = [rank.node.name for rank in attempt.ranks.all()]
     if log_length is not None:
         answer["ranks"] = [rank_json(rank, log_bytes=log_length(rank.key)) for rank in attempt.ranks.all()]
     return answer

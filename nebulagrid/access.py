@@ -65,6 +65,7 @@ GET          user    -             |
 GET          user    -             overview/pieces/
 GET          user    -             cells/
 GET          user    -             cells/heat/
+GET          user    -             cells/users/
 GET          user    -             jobs/
 GET          user    -             jobs/newer/
 GET          user    -             jobs/starts/

@@ -36,6 +36,7 @@ urlpatterns = [
     path("overview/pieces/", overview.overview_pieces, name="overview-pieces"),
     path("cells/", overview.pool_cells, name="pool-cells"),
     path("cells/heat/", overview.pool_heat, name="pool-heat"),
+    path("cells/users/", overview.pool_users, name="pool-users"),
     path("jobs/", include("jobs.page_urls")),
     path("audit/", include("quotas.audit_urls")),
     path("secrets/", include("quotas.secrets_urls")),

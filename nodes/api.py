@@ -31,20 +31,22 @@ from nodes.serializers import (
     gpu_json,
     node_json,
 )
+from nodes.slices import linked_by_nvlink, slices_of
 
 
 def _gpus_of(nodes: list[Node]) -> list[Gpu]:
     return [gpu for node in nodes for gpu in node.gpus.all()]
 
 
-def nodes_json(nodes: list[Node]) -> list[dict[str, Any]]:
-    """Nodes loaded with ``prefetch_related("gpus")``. One query, three round trips to Redis."""
+def nodes_json(nodes: list[Node], user: Any) -> list[dict[str, Any]]:
+    """Nodes loaded with ``prefetch_related("gpus")``, as ``user`` may see their slices. Three queries, three round trips to Redis."""
     told = telemetry.nodes_latest(node.pk for node in nodes)
     latest, health = telemetry.gpus_latest(_gpus_of(nodes)), telemetry.gpus_health(_gpus_of(nodes))
     links: dict[int, list[GpuLink]] = defaultdict(list)
     for link in GpuLink.objects.filter(a__node__in=nodes).select_related("a", "b").order_by("a__index", "b__index", "pk"):
         links[link.a.node_id].append(link)
-    return [node_json(node, list(node.gpus.all()), latest, health, links[node.pk], told.get(node.pk)) for node in nodes]
+    slices = slices_of(_gpus_of(nodes), user)
+    return [node_json(node, list(node.gpus.all()), latest, health, links[node.pk], told.get(node.pk), slices) for node in nodes]
 
 
 def node_find(name: str) -> Node:
@@ -79,13 +81,13 @@ class NodeListView(generics.GenericAPIView[Node]):
     @extend_schema(operation_id="node_list", summary="Nodes and their GPUs", responses=NodeSchema(many=True))
     def get(self, request: Request) -> Response:
         page = self.paginate_queryset(self.get_queryset())
-        return self.get_paginated_response(nodes_json(list(page or [])))
+        return self.get_paginated_response(nodes_json(list(page or []), request.user))
 
 
 class NodeDetailView(APIView):
     @extend_schema(operation_id="node_get", summary="One node", responses=NodeSchema)
     def get(self, request: Request, name: str) -> Response:
-        return Response(nodes_json([node_find(name)])[0])
+        return Response(nodes_json([node_find(name)], request.user)[0])
 
     @extend_schema(
         operation_id="node_patch",
@@ -99,7 +101,7 @@ class NodeDetailView(APIView):
         body = NodePatch(data=request.data)
         body.is_valid(raise_exception=True)
         services.node_label(node=node, by=request.user, changes=body.validated_data["labels"])
-        return Response(nodes_json([node_find(name)])[0])
+        return Response(nodes_json([node_find(name)], request.user)[0])
 
 
 class NodeDrainView(APIView):
@@ -115,7 +117,7 @@ class NodeDrainView(APIView):
         body = DrainRequest(data=request.data)
         body.is_valid(raise_exception=True)
         services.node_cordon(node=node, by=request.user, reason=body.validated_data["reason"], until=body.validated_data.get("until"))
-        return Response(nodes_json([node_find(name)])[0])
+        return Response(nodes_json([node_find(name)], request.user)[0])
 
 
 class NodeResumeView(APIView):
@@ -126,7 +128,7 @@ class NodeResumeView(APIView):
         node = node_find(name)
         ResumeRequest(data=request.data).is_valid(raise_exception=True)
         services.node_resume(node=node, by=request.user)
-        return Response(nodes_json([node_find(name)])[0])
+        return Response(nodes_json([node_find(name)], request.user)[0])
 
 
 class EnrollTokenView(APIView):
@@ -189,4 +191,8 @@ class GpuListView(generics.GenericAPIView[Gpu]):
     def get(self, request: Request) -> Response:
         page = list(self.paginate_queryset(self.get_queryset()) or [])
         latest, health = telemetry.gpus_latest(page), telemetry.gpus_health(page)
-        return self.get_paginated_response([gpu_json(gpu, latest.get(gpu.pk), health.get(gpu.pk)) for gpu in page])
+        slices, by_nvlink = slices_of(page, request.user), linked_by_nvlink(page)
+        rows = [
+            gpu_json(gpu, latest.get(gpu.pk), health.get(gpu.pk), slices=slices.get(gpu.pk, ()), nvlink=gpu.pk in by_nvlink) for gpu in page
+        ]
+        return self.get_paginated_response(rows)

@@ -13,6 +13,7 @@ from rest_framework import serializers
 from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.names import NAME_MOST, node_name_validate
 from nodes.pool import gpu_use
+from nodes.slices import slice_free
 from nodes.telemetry import Latest
 from nodes.topology import links_json
 from nodes.wording import advice_text, cordon_text, node_advice
@@ -29,10 +30,17 @@ def _iso(at: Any) -> str | None:
     return at.isoformat().replace("+00:00", "Z") if at is not None else None
 
 
-def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None, health: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def gpu_json(
+    gpu: Gpu,
+    status: Mapping[str, Any] | None,
+    health: Mapping[str, Any] | None = None,
+    *,
+    slices: Sequence[Mapping[str, Any]] = (),
+    nvlink: bool = False,
+) -> dict[str, Any]:
     """``gpu`` with its node loaded. What the hardware does not tell is null, never 0; so is all of a node that is silent.
 
-    ``health``: its slow facts (docs/hardware.md).
+    ``health``: its slow facts (docs/hardware.md). ``slices``: what jobs hold of it; ``nvlink``: whether another card is joined to it so.
     """
     known = status or {}
     sampled = known.get("sampled_at")
@@ -51,7 +59,10 @@ def gpu_json(gpu: Gpu, status: Mapping[str, Any] | None, health: Mapping[str, An
         "nominal_mib": gpu.nominal_mib,
         "held_mib": gpu.held_mib,
         "free_mib": found.free_mib,
+        "use": found.use,
+        "slices": [*slices, *([slice_free(found.free_mib)] if found.free_mib and found.takes_work else [])],
         "live_slices": gpu.live_slices,
+        "nvlink": nvlink,
         "exclusive": gpu.is_exclusive,
         "simulated": gpu.is_simulated,
         "compute_capability": gpu.compute_capability,
@@ -86,11 +97,14 @@ def node_json(
     health: Mapping[int, Mapping[str, Any]] | None = None,
     links: Sequence[GpuLink] = (),
     told: Latest | None = None,
+    slices: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
-    """``latest`` and ``health``: card id → status, → slow facts; ``links`` with both cards loaded; ``told``: by its last sync.
+    """``latest`` and ``health``: card id → status, → slow facts; ``links`` with both cards loaded; ``told``: by its last sync;
+    ``slices``: card id → what jobs hold of it.
 
     load_pct is the mean GPU utilisation of the cards that tell it.
     """
+    by_nvlink = {pk for link in links if link.kind == "nvlink" for pk in (link.a_id, link.b_id)}
     loads = [status["util_pct"] for gpu in gpus if (status := latest.get(gpu.pk)) and status.get("util_pct") is not None]
     return {
         "name": node.name,
@@ -116,7 +130,10 @@ def node_json(
         "last_seen_at": _iso(node.last_seen_at),
         "advice": [{"code": code, "text": advice_text(code)} for code in node_advice(node.advice, told)],
         "load_pct": round(sum(loads) / len(loads)) if loads else None,
-        "gpus": [gpu_json(gpu, latest.get(gpu.pk), (health or {}).get(gpu.pk)) for gpu in gpus],
+        "gpus": [
+            gpu_json(gpu, latest.get(gpu.pk), (health or {}).get(gpu.pk), slices=(slices or {}).get(gpu.pk, ()), nvlink=gpu.pk in by_nvlink)
+            for gpu in gpus
+        ],
         "links": links_json(links),
     }
 
@@ -221,6 +238,17 @@ class LinkSchema(serializers.Serializer[Any]):
     via = serializers.CharField(allow_null=True, help_text="More exactly: nvswitch, xgmi, pix, pxb.")
 
 
+class SliceSchema(serializers.Serializer[Any]):
+    """job, name and user are null where the caller may not know whose it is, and of what is free."""
+
+    id = serializers.CharField(allow_null=True)
+    memory_mib = serializers.IntegerField()
+    state = serializers.ChoiceField(choices=("held", "active", "releasing", "quarantined", "free"))
+    job = serializers.IntegerField(allow_null=True)
+    name = serializers.CharField(allow_null=True)
+    user = serializers.CharField(allow_null=True)
+
+
 class GpuSchema(serializers.Serializer[Any]):
     uuid = serializers.CharField()
     short = serializers.CharField()
@@ -236,7 +264,10 @@ class GpuSchema(serializers.Serializer[Any]):
     free_mib = serializers.IntegerField(
         allow_null=True, help_text="What slices and ghost use leave; null: the size is not known, or the card is missing."
     )
+    use = serializers.ChoiceField(choices=("idle", "busy", "maintenance"), help_text="How the overview counts it.")
+    slices = SliceSchema(many=True, help_text="Its parts: what jobs hold, and what is free for new ones.")
     live_slices = serializers.IntegerField()
+    nvlink = serializers.BooleanField(help_text="Another card of the node is joined to it by NVLink; how: the node's links.")
     exclusive = serializers.BooleanField()
     simulated = serializers.BooleanField()
     compute_capability = serializers.CharField()

@@ -49,20 +49,30 @@ def job_list(
         )
         return
     now = datetime.now(UTC)
-    headers = ["ID", _("NAME"), _("STATE"), _("GPUS"), _("MEMORY"), _("SUBMITTED"), _("RUN TIME"), _("NOTE")]
-    rows = [
-        [j["id"], j["name"], j["state"], j["gpu_count"], _mem(j), time_short(j["submitted_at"], now), _run(j, now), _note(j)] for j in jobs
-    ]
-    starts = [start_short(job, now) for job in jobs]
-    if any(starts):
-        headers.insert(7, _("START"))
-        rows = [[*row[:7], start, row[7]] for row, start in zip(rows, starts, strict=True)]
-    last = len(headers) - 1
-    right, shrink = frozenset({0, 3, 4, 6}), [last, 1]
+    # A column: its header, its values, whether it stands to the right, and its turn to give up room (None = it keeps it).
+    Column = tuple[str, list[Any], bool, int | None]
+    shown: list[Column] = [("ID", [job["id"] for job in jobs], True, None)]
     if is_all:
-        headers.insert(1, _("OWNER"))
-        rows = [[row[0], job["owner"], *row[1:]] for row, job in zip(rows, jobs, strict=True)]
-        right, shrink = frozenset({0, 4, 5, 7}), [last + 1, 2, 1]
+        shown.append((_("OWNER"), [job["owner"] for job in jobs], False, 2))
+    shown += [
+        (_("NAME"), [job["name"] for job in jobs], False, 1),
+        (_("STATE"), [job["state"] for job in jobs], False, None),
+        (_("GPUS"), [job["gpu_count"] for job in jobs], True, None),
+        (_("MEMORY"), [_mem(job) for job in jobs], True, None),
+    ]
+    if any(places := [_place(job) for job in jobs]):
+        shown.append((_("NODE"), places, False, 3))
+    shown += [
+        (_("SUBMITTED"), [time_short(job["submitted_at"], now) for job in jobs], False, None),
+        (_("RUN TIME"), [_run(job, now) for job in jobs], True, None),
+    ]
+    if any(starts := [start_short(job, now) for job in jobs]):
+        shown.append((_("START"), starts, False, None))
+    shown.append((_("NOTE"), [_note(job) for job in jobs], False, 0))
+    headers = [header for header, *_rest in shown]
+    rows = list(zip(*(values for _header, values, *_rest in shown), strict=True))
+    right = frozenset(at for at, column in enumerate(shown) if column[2])
+    shrink = [at for _turn, at in sorted((column[3], at) for at, column in enumerate(shown) if column[3] is not None)]
     say(table(headers, rows, width=columns(), right=right, shrink=shrink))
     if len(jobs) < answer["count"]:
         note(_("{shown} of {count} jobs; more with --page {page}.").format(shown=len(jobs), count=answer["count"], page=page + 1))
@@ -72,6 +82,13 @@ def _mem(job: Job) -> str:
     if job["gpu_count"] == 0:
         return "-"
     return _("whole") if job["gpu_mem_mib"] is None else gib(job["gpu_mem_mib"])
+
+
+def _place(job: Job) -> str:
+    """``node01``, ``node01 +1``: where its running or last attempt is; empty before there is one."""
+    attempt = job["attempt"]
+    nodes = list(dict.fromkeys(attempt.get("nodes") or [])) if attempt is not None else []
+    return "" if not nodes else nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"
 
 
 def _run(job: Job, now: datetime) -> str:

@@ -205,6 +205,14 @@ def _gpu_table(gpus: Any, *, with_node: bool) -> str:
         temp = "-" if gpu.get("temp_c") is None else f"{gpu['temp_c']}°C"
         memory = (gib_number(gpu["total_mib"]), gib_number(gpu["free_mib"]))  # the unit is in the header: models need the room
         state = _("node out") if gpu["state"] == "HEALTHY" and gpu.get("use") == "maintenance" else gpu["state"]
-        rows.append([place, gpu["short"], model, state, *memory, percent(gpu.get("util_pct")), temp])
-    headers = [_("NODE:#") if with_node else "#", "ID", _("MODEL"), _("STATE"), "GiB", _("FREE"), _("UTIL"), _("TEMP")]
-    return table(headers, rows, width=columns(), right=frozenset({4, 5, 6, 7}), shrink=(2, 0))
+        rows.append([place, gpu["short"], model, state, *memory, percent(gpu.get("util_pct")), temp, _users(gpu)])
+    headers = [_("NODE:#") if with_node else "#", "ID", _("MODEL"), _("STATE"), "GiB", _("FREE"), _("UTIL"), _("TEMP"), _("USED BY")]
+    if not any(row[-1] for row in rows):  # nobody, or nobody that you may know of
+        headers, rows = headers[:-1], [row[:-1] for row in rows]
+    return table(headers, rows, width=columns(), right=frozenset({4, 5, 6, 7}), shrink=(2, 0, *range(8, len(headers))))
+
+
+def _users(gpu: Any) -> str:
+    """``lin: train #12, mira: eval #13``, as far as the control plane tells it."""
+    jobs = [part for part in gpu.get("slices") or () if part.get("job") is not None]
+    return ", ".join(dict.fromkeys(f"{part['user'].partition('@')[0]}: {part['name']} #{part['job']}" for part in jobs))

@@ -20,6 +20,7 @@ function put(element, name, value) {
 
 function label(cell, frame, i, said) {
   const parts = [cell.dataset.name];
+  if (cell.dataset.who) parts.push(cell.dataset.who);
   parts.push(said.memory.replace("%s", frame.m[i] === null ? said.na : `${frame.m[i]}%`));
   parts.push(said.use.replace("%s", frame.u[i] === null ? said.na : `${frame.u[i]}%`));
   if (frame.t[i] !== null) parts.push(`${frame.t[i]}${said.joint}°C`);
@@ -121,6 +122,10 @@ body.addEventListener("pointerover", (event) => {
   if (cell) cell.title = cell.getAttribute("aria-label").replaceAll(", ", " · ");
 });
 body.addEventListener("cells:frame", (event) => restyle(event.detail.frame, event.detail.last));
+body.addEventListener("cells:users", (event) => {
+  for (const cell of event.detail.cells) pending.set(cell, Number(cell.dataset.i));
+  relabel();
+});
 body.addEventListener("cells:dead", () => heat()?.querySelectorAll(".gpu:not([data-off])").forEach((cell) => cell.toggleAttribute("data-stale", true)));
 body.addEventListener("htmx:afterSettle", () => rove());
 body.addEventListener("click", (event) => {

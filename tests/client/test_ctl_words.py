@@ -118,3 +118,23 @@ def test_the_sdk_has_a_name_of_its_own() -> None:
     code += "print(all(hasattr(n, name) for name in n.__all__), n.NebulaClient.__name__)"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["True", "NebulaClient"]
+
+
+def test_the_list_of_jobs_has_a_column_for_the_node(nebula: Ctl, api: FakeApi) -> None:
+    api.node_add("node03", "NVIDIA GeForce RTX 4090")
+    number = api.job_add(name="train")
+    assert "NODE" not in nebula("list").out
+    api.job_start(number)
+    header, row = nebula("list").out.splitlines()
+    assert row[header.index("NODE") :].startswith("node03")
+
+
+def test_the_list_of_cards_says_who_uses_them(nebula: Ctl, api: FakeApi) -> None:
+    api.node_add("node03", "NVIDIA GeForce RTX 4090", busy=1)
+    assert "USED BY" not in nebula("gpu", "list").out
+    api.nodes[0]["gpus"][0]["slices"] = [
+        {"id": "s-1", "memory_mib": 4096, "state": "active", "job": 12, "name": "train", "user": "lin@lab.example"},
+        {"id": "s-2", "memory_mib": 4096, "state": "active", "job": None, "name": None, "user": None},
+    ]
+    header, row = nebula("gpu", "list").out.splitlines()
+    assert row[header.index("USED BY") :].startswith("lin: tra")

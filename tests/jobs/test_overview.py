@@ -135,11 +135,13 @@ def test_a_cell_says_all_of_a_card(client: Client, told: Any) -> None:
     node = node_make("node04")
     gpu = gpu_make(node, uuid="GPU-a")
     told[node.pk] = {"GPU-a": {"used_mib": 15_721, "util_pct": 55, "temp_c": 85, "power_w": 266, "foreign_mib": 1400}}
-    attempt_make(job_make(user, state=JobState.RUNNING), gpus=(gpu,), mib=8192)
+    job = job_make(user, state=JobState.RUNNING)
+    attempt_make(job, gpus=(gpu,), mib=8192)
     attempt_make(job_make(state=JobState.RUNNING), gpus=(gpu,), mib=8192)
     found = cell(page(client, user), "node04 gpu0")
     # 15721 / 24564 = 64 %; 24564 - 2 × 8192 - 1400 = 6780 MiB = 6.6 GiB; 64 / 5 = step 13
-    assert 'aria-label="node04 gpu0, RTX 4090, memory 64%, use 55%, 85\xa0°C, 6.6\xa0GiB free, hot, ghost use"' in found
+    who = f"{user.email}: {job.name} #{job.pk}"
+    assert f'aria-label="node04 gpu0, RTX 4090, {who}, memory 64%, use 55%, 85\xa0°C, 6.6\xa0GiB free, hot, ghost use"' in found
     assert 'data-h="13"' in found
     assert 'href="/nodes/node04/gpu0/"' in found
     assert re.findall(r'<i(?: data-k="(\w+)")? style="--w:([\d.]+)%">', found) == [("mine", "33.3"), ("", "33.3"), ("ghost", "5.7")]
