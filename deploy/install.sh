@@ -108,9 +108,35 @@ USAGE
       *) fail "'$folder' must be an absolute path" ;;
     esac
   done
+  # From here on nothing is looked up in the folder that this was started in: Python would find modules of anybody there who may
+  # write to it. The same goes for what the environment adds to Python (-I below).
+  here=$PWD
+  absolute() { case $1 in '' | - | /*) printf '%s' "$1" ;; *) printf '%s' "$here/$1" ;; esac; }
+  token_file=$(absolute "$token_file") ca_file=$(absolute "$ca_file") scenario=$(absolute "$scenario")
+  case $python in */*) python=$(absolute "$python") ;; esac
+  cd /
   config=$config_dir/agent.toml
   daemon=$prefix/nebula-agentd
   unit=/etc/systemd/system/nebula-agent.service
+
+  # Nobody but us may be able to replace a folder that programs are run from, or anything above it.
+  folder_check() {
+    above=$1
+    while :; do
+      if [ -d "$above" ]; then
+        found=$(stat -L -c '%a %u' "$above" 2>/dev/null) || found=''
+        case ${found%% *} in
+          *[2367]) [ -k "$above" ] || fail "everybody may write to $above: what is installed in $1 could be replaced; chmod o-w $above" ;;
+        esac
+        case $(id -u):${found##* } in
+          0:0 | 0:65534 | 0:) ;;
+          0:*) fail "$above belongs to another user, who could replace what is installed in $1; chown root $above" ;;
+        esac
+      fi
+      [ "$above" != / ] || break
+      above=$(dirname "$above")
+    done
+  }
 
   has_systemd() { [ -z "$user_mode" ] && [ -d /run/systemd/system ] && command -v systemctl >/dev/null 2>&1; }
 
@@ -277,7 +303,7 @@ DAEMON
   done
   found=''
   for candidate in "$python" python3 python3.14 python3.13 python3.12 python3.11; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+    if [ -n "$candidate" ] && "$candidate" -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
       found=$candidate
       break
     fi
@@ -285,8 +311,9 @@ DAEMON
   done
   [ -n "$found" ] || fail "no Python 3.11 or newer was found; install one, or name it with --python"
   python=$found
-  "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+  "$python" -I -c 'import venv, ensurepip' 2>/dev/null ||
     fail "$python can't make virtual environments; on Debian or Ubuntu: apt-get install python3-venv"
+  for folder in "$prefix" "$config_dir" "$data_dir"; do folder_check "$folder"; done
   above=$prefix
   while [ ! -d "$above" ]; do above=$(dirname "$above"); done
   free_kib=$(df -Pk "$above" | awk 'NR == 2 {print $4}')
@@ -327,6 +354,7 @@ DAEMON
   # --- 4. From here on, what fails takes back what it made -----------------------------------------------------------
   made='' finished='' work=$(mktemp -d)
   chmod 700 "$work"
+  folder_check "$work"
   cleanup() {
     code=$?
     rm -rf "$work"
@@ -393,11 +421,11 @@ DAEMON
   folder_make "$prefix"
   made="all:$prefix/$version $made"
   say "installing into $prefix/$version ($("$python" --version 2>&1))"
-  "$python" -m venv "$prefix/$version" >"$work/log" 2>&1 || {
+  "$python" -I -m venv "$prefix/$version" >"$work/log" 2>&1 || {
     cat "$work/log" >&2
     fail "the virtual environment can't be made"
   }
-  pip() { "$prefix/$version/bin/python" -m pip --disable-pip-version-check --no-input install --quiet --find-links "$work/wheels" "$@" >"$work/log" 2>&1; }
+  pip() { "$prefix/$version/bin/python" -I -m pip --disable-pip-version-check --no-input install --quiet --find-links "$work/wheels" "$@" >"$work/log" 2>&1; }
   if pip --no-index nebulagrid-agent; then
     :
   elif pip --retries 1 --timeout 10 nebulagrid-agent; then

@@ -21,7 +21,7 @@ SCRIPT = ROOT / "deploy" / "install.sh"
 #: Whatever the script might call to change anything or to ask anybody.
 PROGRAMS = (
     "awk", "cat", "chmod", "cp", "curl", "cut", "date", "df", "dirname", "grep", "id", "ln", "mkdir", "mktemp", "mv", "python3", "readlink",
-    "rm", "rmdir", "sed", "setsid", "sha256sum", "sleep", "stty", "systemctl", "tr", "uname", "wc",
+    "rm", "rmdir", "sed", "setsid", "sha256sum", "sleep", "stat", "stty", "systemctl", "tr", "uname", "wc",
 )  # fmt: skip
 
 
@@ -68,9 +68,9 @@ def test_the_unit_file_is_the_one_that_the_installer_writes() -> None:
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        (("--controller-endpoint", "http://grid.lab"), "plain http"),
-        (("--controller-endpoint", "https://grid.lab; reboot"), "is not a URL"),
-        (("--controller-endpoint", "https://grid.lab", "--ca-sha256", "abc"), "64 hexadecimal digits"),
+        (("--controller-endpoint", "http://grid.lab", "--user"), "plain http"),
+        (("--controller-endpoint", "https://grid.lab; reboot", "--user"), "is not a URL"),
+        (("--controller-endpoint", "https://grid.lab", "--ca-sha256", "abc", "--user"), "64 hexadecimal digits"),
         (("--controller-endpoint", "https://grid.lab", "--prefix", "/opt/$(reboot)"), "can't be used"),
         (("--controller-endpoint", "https://grid.lab", "--prefix", "opt"), "absolute path"),
         (("--controller-endpoint",), "needs a value"),
@@ -114,6 +114,65 @@ def test_without_any_home_it_says_what_to_give(tmp_path: Path) -> None:
     folders = [f"--{name}={tmp_path}/{name}" for name in ("prefix", "config-dir", "data-dir")]
     (tmp_path / "bin").rename(tmp_path / "old")
     assert "/nowhere can't be read" in without_home(tmp_path, *folders, getent="exit 2").stderr
+
+
+# --- nothing that another user could replace is run ----------------------------------------------------------------
+
+
+def planted(folder: Path, witness: Path) -> None:
+    """What another user leaves in a folder that everybody may write to, in the hope that root starts the installer there."""
+    folder.mkdir()
+    folder.chmod(0o777)
+    for name in ("venv", "ensurepip", "pip", "sitecustomize", "json", "re"):
+        (folder / f"{name}.py").write_text(f"open({str(witness)!r}, 'a').write(__name__)\n")
+
+
+def test_a_folder_full_of_traps_is_no_place_that_programs_are_found_in(tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    planted(tmp_path / "open", witness)
+    args = ["--user", "--controller-endpoint", "https://127.0.0.1:1", "--token", "x"]
+    env = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path / "open")}
+    argv = ["/bin/sh", str(SCRIPT), *args]
+    ran = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path / "open", env=env, check=False)
+    assert "fetching the agent" in ran.stdout, ran.stderr  # it came past all that it looks at before
+    assert not witness.exists(), witness.read_text()
+
+
+@pytest.mark.parametrize("option", ["--prefix", "--config-dir", "--data-dir"])
+def test_folders_that_others_may_replace_are_refused(option: str, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    args = ["--user", "--controller-endpoint", "https://127.0.0.1:1", "--token", "x", option, str(tmp_path / "open" / "below" / "it")]
+    env = {**os.environ, "HOME": str(tmp_path / "home")}
+    ran = subprocess.run(["/bin/sh", str(SCRIPT), *args], capture_output=True, text=True, env=env, check=False)
+    assert ran.returncode == 1
+    assert f"everybody may write to {tmp_path / 'open'}" in ran.stderr
+    (tmp_path / "open").chmod(0o1777)  # as /tmp has it: nobody replaces what is another's there
+    ran = subprocess.run(["/bin/sh", str(SCRIPT), *args], capture_output=True, text=True, env=env, check=False)
+    assert "fetching the agent" in ran.stdout, ran.stderr
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_the_line_runs_the_very_bytes_that_it_has_checked(is_swapped: bool, tmp_path: Path) -> None:
+    from client.commands.pool import _join_line
+
+    script = SCRIPT.read_bytes()
+    assert script.endswith(b"\n"), "a shell takes all newlines off the end"
+    assert not script.endswith(b"\n\n"), "a shell takes all newlines off the end"
+    served = tmp_path / "served"
+    served.write_bytes(script.replace(b"--help shows all options", b"--help shows n0thing") if is_swapped else script)
+    curl = tmp_path / "bin" / "curl"
+    curl.parent.mkdir()
+    curl.write_text(f'#!/bin/sh\ncat "{served}"\n')
+    curl.chmod(0o755)
+    facts = {"ca_sha256": None, "install_sha256": hashlib.sha256(script).hexdigest()}
+    line = _join_line("https://grid.lab", facts, "n1").removeprefix("sudo ") + " --frobnicate <<<nge_x"
+    env = {**os.environ, "PATH": f"{curl.parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(["/bin/bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert ran.returncode == 1
+    wanted = "nebulagrid: nothing was installed" if is_swapped else "nebulagrid: '--frobnicate' is not an option; --help shows all"
+    assert ran.stderr.strip() == wanted
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "served"], "it is in no file"
 
 
 @pytest.mark.django_db

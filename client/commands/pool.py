@@ -122,17 +122,21 @@ def node_add(
 
 
 def _join_line(endpoint: str, facts: Any, name: str) -> str:
-    """Fetch the installer to a file, hold it against its hash, run it. Its token comes on standard input."""
-    script = "nebula-install.sh"
+    """Fetch the installer, hold it against its hash, run those very bytes. Its token comes on standard input.
+
+    It is never in a file: what lies in a folder that others may write to can be another file when it is run. Root fetches it, so that
+    nobody else's process has it in its hands either.
+    """
     unverified = facts["ca_sha256"] is not None  # its CA is not known there yet: the hashes stand for it
-    parts = [
-        f"curl -fsS{'k' if unverified else ''} {endpoint}/install.sh -o {script}",
-        f"echo '{facts['install_sha256']}  {script}' | sha256sum -c --quiet",
-        f"sudo bash {script} --controller-endpoint {endpoint} --name {name}"
-        + (f" --ca-sha256 {facts['ca_sha256']}" if unverified else "")
-        + " --token-file -",
-    ]
-    return " && ".join(parts)
+    fetch = f"curl -fsS{'k' if unverified else ''} {endpoint}/install.sh"
+    script = (
+        f'installer=$({fetch}) && [ "$(printf "%s\\n" "$installer" | sha256sum)" = "{facts["install_sha256"]}  -" ] && eval "$installer"'
+        ' || { echo "nebulagrid: nothing was installed" >&2; exit 1; }'
+    )
+    wanted = f"--controller-endpoint {endpoint} --name {name}"
+    if unverified:
+        wanted += f" --ca-sha256 {facts['ca_sha256']}"
+    return f"sudo bash -c '{script}' nebula-install {wanted} --token-file -"
 
 
 def node_drain(
