@@ -444,6 +444,10 @@ if TRUSTED_PROXIES > 0:
 METRICS_TOKEN = env("METRICS_TOKEN")
 METRICS_ALLOW = env_list("METRICS_ALLOW", "127.0.0.1,::1")
 WEBHOOK_ALLOW = env_list("WEBHOOK_ALLOW")
+try:
+    WEBHOOK_PORTS = [int(text) for text in env_list("WEBHOOK_PORTS", "443,8443")]
+except ValueError as error:
+    raise ImproperlyConfigured(f"NEBULA_WEBHOOK_PORTS is {env('WEBHOOK_PORTS')!r}; expected ports such as 443,8443.") from error
 for _name, _networks in (("METRICS_ALLOW", METRICS_ALLOW), ("WEBHOOK_ALLOW", WEBHOOK_ALLOW)):
     for _network in _networks:
         try:

@@ -141,7 +141,7 @@ def _address_set(channel: NoticeChannel, url: str, *, resolver: Resolver) -> Non
         with _one_at_a_time():
             target_check(parts, resolver=resolver)
     except WebhookFailed as error:
-        raise WebhookRefused("webhook_unknown_host", params={"host": parts.hostname or ""}) from error
+        raise WebhookRefused("webhook_private", params={"host": parts.hostname or ""}) from error
     channel.host, channel.url_sealed = (parts.hostname or "")[:253], seal(url)
     channel.failures, channel.last_error = 0, ""
 

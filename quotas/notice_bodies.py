@@ -106,20 +106,24 @@ def text_of(message: Message, *, template: str = "", more: str = "") -> str:
 
 
 def verdict(format: str, body: bytes) -> tuple[bool, bool, str]:
-    """What an answer with status 200 means: (delivered, final, text). The Chinese products say in the body what went wrong."""
+    """What an answer with status 200 means: (delivered, final, text). The Chinese products say in the body what went wrong; a page of
+    HTML, such as a proxy's or a sign-in, is no answer of any chat service, and may be gone with the next try."""
+    if format == "slack":
+        is_page = body.lstrip()[:1] == b"<"
+        return not is_page, not is_page, "the answer is a web page, not the chat service's" if is_page else ""
     if format not in ("feishu", "dingtalk", "wecom"):
         return True, True, ""
     try:
         found = json.loads(body)
         code = found.get("code", found.get("StatusCode")) if format == "feishu" else found.get("errcode")
         text = str(found.get("msg", found.get("StatusMessage", found.get("errmsg", ""))))
-    except (ValueError, AttributeError):
-        return True, True, ""  # delivered, as far as HTTP says
-    if code in (0, None):
+    except (ValueError, AttributeError, RecursionError):
+        return False, False, "the answer is not the chat service's"
+    if code == 0:
         return True, True, ""
     # Too many in a minute, or the receiver is ill: that passes.
-    is_final = code not in (9499, 11232, 130101, 410100, 660026, 45009, -1)
-    return False, is_final, f"{code}: {text}"[:200]
+    is_final = code not in (None, 9499, 11232, 130101, 410100, 660026, 45009, -1)
+    return False, is_final, f"{code}: {text}"[:200] if code is not None else "the answer is not the chat service's"
 
 
 def _one_line(text: str) -> str:

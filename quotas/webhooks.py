@@ -1,9 +1,10 @@
 """One POST to an address that a person typed in: guarded so that it can't be turned against our own network (SSRF).
 
-What holds, each with a test: HTTPS only, to public addresses only, unless ``NEBULA_WEBHOOK_ALLOW`` names the network; every address
-that the name resolves to must be allowed; the connection goes to the very address that was checked (a name that resolves to
-another one a moment later changes nothing), with the certificate checked against the name; redirects are not followed; proxies of
-the environment are not used; the whole exchange ends after ``TOTAL_S``; no more than ``ANSWER_MAX`` of the answer is read.
+What holds, each with a test: HTTPS only, to public addresses (quotas/special_networks.py) and the ports of ``NEBULA_WEBHOOK_PORTS``
+only, unless ``NEBULA_WEBHOOK_ALLOW`` names the network; every address that the name resolves to must be allowed, and none of them is
+told to anybody; the connection goes to the very address that was checked (a name that resolves to another one a moment later
+changes nothing), with the certificate checked against the name; redirects are not followed; proxies of the environment are not used;
+the whole exchange ends after ``TOTAL_S``; no more than ``ANSWER_MAX`` of the answer is read.
 """
 
 from __future__ import annotations
@@ -24,15 +25,13 @@ from django.conf import settings
 from django.utils.translation import gettext_noop
 
 from quotas.errors import DomainError
+from quotas.special_networks import Address, inner_address, is_public
 
 TOTAL_S = 10.0
 ANSWER_MAX = 16 * 1024
 URL_MAX = 2000
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: (host, port) → addresses as text. Raises OSError.
 Resolver = Callable[[str, int], Sequence[str]]
-#: Translations of IPv4 into IPv6: what is behind them counts.
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class WebhookRefused(DomainError):
@@ -43,10 +42,11 @@ class WebhookRefused(DomainError):
         "webhook_url": gettext_noop("Write an address such as https://hooks.example.org/abc, of at most {limit} visible characters."),
         "webhook_scheme": gettext_noop("Messages go by HTTPS; {scheme} is used only to networks that NEBULA_WEBHOOK_ALLOW names."),
         "webhook_userinfo": gettext_noop("Leave user name and password out of the address; put a token into its path or query."),
+        # One sentence for names that are not known and for names inside of our network: who types them learns nothing about those.
         "webhook_private": gettext_noop(
-            "{host} is {address}, no public address. An administrator can allow its network with NEBULA_WEBHOOK_ALLOW."
+            "{host} is not known as a public address. Check the name; an administrator can allow a network with NEBULA_WEBHOOK_ALLOW."
         ),
-        "webhook_unknown_host": gettext_noop("The name {host} can't be resolved."),
+        "webhook_port": gettext_noop("Port {port} can't be used; messages go to port {ports}."),
     }
 
 
@@ -96,57 +96,48 @@ def is_allowed(address: Address) -> bool:
     )
 
 
-def inner_address(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, if it stands for one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return address.ipv4_mapped
-        if address.sixtofour is not None:
-            return address.sixtofour
-        if address in _NAT64:
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address
-
-
-def is_public(address: Address) -> bool:
-    """False for loopback, private, link-local (the metadata services are there), shared, reserved, multicast and tunnelled ones."""
-    inner = inner_address(address)
-    if isinstance(inner, ipaddress.IPv6Address) and (inner.teredo is not None or inner.is_site_local):
-        return False
-    return inner.is_global and not (inner.is_multicast or inner.is_reserved or inner.is_unspecified)
-
-
 def resolve(host: str, port: int) -> list[str]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
-def target_check(parts: SplitResult, *, resolver: Resolver = resolve) -> str:
-    """The address to connect to. One lookup of the name. Raises WebhookRefused; WebhookFailed if the name can't be resolved now."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where to connect. ``is_named``: in a network that the administrator named, so that its answers are nobody else's business."""
+
+    address: str
+    is_named: bool
+
+
+def target_check(parts: SplitResult, *, resolver: Resolver = resolve) -> Target:
+    """One lookup of the name. Raises WebhookRefused; WebhookFailed if the name can't be resolved now."""
     host = (parts.hostname or "").encode("idna").decode()
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         found = [ipaddress.ip_address(text.partition("%")[0]) for text in resolver(host, port)]
     except (OSError, ValueError, UnicodeError) as error:
-        raise WebhookFailed(f"{host}: {error}") from error
+        raise WebhookFailed(f"{host}: the name can't be resolved") from error
     if not found:
-        raise WebhookFailed(f"{host}: no address")
-    for address in found:
-        is_named = is_allowed(inner_address(address))
-        if not is_named and not is_public(address):
-            raise WebhookRefused("webhook_private", params={"host": host, "address": str(address)})
-        if not is_named and parts.scheme != "https":
+        raise WebhookFailed(f"{host}: the name can't be resolved")
+    named = [is_allowed(inner_address(address)) for address in found]
+    if any(not is_named and not is_public(address) for address, is_named in zip(found, named, strict=True)):
+        raise WebhookRefused("webhook_private", params={"host": host})
+    if not all(named):
+        if parts.scheme != "https":
             raise WebhookRefused("webhook_scheme", params={"scheme": parts.scheme})
-    return str(found[0])
+        if port not in settings.WEBHOOK_PORTS:
+            ports = ", ".join(str(known) for known in settings.WEBHOOK_PORTS)
+            raise WebhookRefused("webhook_port", params={"port": port, "ports": ports})
+    return Target(address=str(found[0]), is_named=named[0])
 
 
 def webhook_post(url: str, body: bytes, headers: Mapping[str, str], *, resolver: Resolver = resolve, total_s: float = TOTAL_S) -> Answer:
     """POST ``body``, once. Raises WebhookRefused for an address that may not be reached, WebhookFailed for any other end than an
     answer below 300. Takes ``total_s`` at most, but for the lookup of the name."""
     parts = url_check(url)
-    address = target_check(parts, resolver=resolver)
+    found = target_check(parts, resolver=resolver)
     until = time.monotonic() + total_s
-    connection = _connection(parts, address, total_s)
+    connection = _connection(parts, found.address, total_s)
     # A server that sends a byte now and then keeps every single read alive: the socket is cut at the end of the whole time.
     watchdog = threading.Timer(total_s, _cut, args=(connection,))
     watchdog.daemon = True
@@ -158,7 +149,7 @@ def webhook_post(url: str, body: bytes, headers: Mapping[str, str], *, resolver:
         answer = Answer(status=response.status, body=response.read(ANSWER_MAX), retry_after=response.getheader("Retry-After") or "")
     except (OSError, http.client.HTTPException, ValueError) as error:
         is_late = time.monotonic() >= until - 0.05
-        raise WebhookFailed(f"no answer within {total_s:g} s" if is_late else f"{type(error).__name__}: {error}") from error
+        raise WebhookFailed(f"no answer within {total_s:g} s" if is_late else _trouble(error)) from error
     finally:
         watchdog.cancel()
         connection.close()
@@ -170,9 +161,18 @@ def webhook_post(url: str, body: bytes, headers: Mapping[str, str], *, resolver:
         # Too early, too many and time-out pass; what else a receiver refuses, it refuses again.
         is_final = answer.status < 500 and answer.status not in (408, 425, 429)
         wait = int(answer.retry_after) if re.fullmatch(r"[0-9]{1,5}", answer.retry_after) else None
-        text = answer.body[:120].decode(errors="replace")
+        text = "" if found.is_named else answer.body[:120].decode(errors="replace")
         raise WebhookFailed(f"HTTP {answer.status}: {text}".strip(), status=answer.status, is_final=is_final, retry_after_s=wait)
     return answer
+
+
+def _trouble(error: Exception) -> str:
+    """What went wrong, without what it tells of the network: who listens where is not for everybody to try out."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return "no TLS connection"
+    return "no connection" if isinstance(error, OSError) else "its answer is no HTTP"
 
 
 def _cut(connection: http.client.HTTPConnection) -> None:

@@ -231,14 +231,6 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "F28": (
-        "what is written while a node is cut off is dropped",
-        {
-            "agent/test_runner.py": ("test_output_of_a_rank_that_was_given_up_arrives_before_it_is_removed",),
-            "jobs/test_agent_api.py": ("test_late_output_of_a_lost_rank_is_kept",),
-            "jobs/test_logs.py": ("test_late_output_goes_on_behind_the_line_that_closed_the_log",),
-        },
-    ),
     "F5": (
         "agents of two control planes on one machine kill each other's jobs",
         {
@@ -263,6 +255,27 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_row_of_before_without_a_number_spoils_no_later_xid",
             ),
             "jobs/test_agent_api.py": ("test_an_event_that_can_not_be_read_keeps_no_node_out",),
+        },
+    ),
+    "F8": (
+        "the installer runs a file that another user could swap after the check",
+        {
+            "test_install.py": (
+                "test_the_line_runs_the_very_bytes_that_it_has_checked",
+                "test_a_folder_full_of_traps_is_no_place_that_programs_are_found_in",
+                "test_folders_that_others_may_replace_are_refused",
+            ),
+        },
+    ),
+    "F9": (
+        "webhooks to special networks and any port, and refusals that tell what a name resolves to",
+        {
+            "quotas/test_webhooks.py": (
+                "test_addresses_that_are_not_public_are_refused",
+                "test_public_addresses_are_reached_at_the_ports_of_https_only",
+                "test_nobody_listens_is_a_failure_that_may_pass",
+            ),
+            "quotas/test_channels.py": ("test_a_name_that_can_not_be_resolved_and_one_inside_are_refused_alike",),
         },
     ),
     "F13": (
@@ -387,6 +400,15 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_nebula_agent",
                 "test_manage_py",
             ),
+            "quotas/test_notify.py": ("test_an_answer_of_200_may_still_say_no",),
+        },
+    ),
+    "F28": (
+        "what is written while a node is cut off is dropped",
+        {
+            "agent/test_runner.py": ("test_output_of_a_rank_that_was_given_up_arrives_before_it_is_removed",),
+            "jobs/test_agent_api.py": ("test_late_output_of_a_lost_rank_is_kept",),
+            "jobs/test_logs.py": ("test_late_output_goes_on_behind_the_line_that_closed_the_log",),
         },
     ),
     "F29": (

@@ -278,7 +278,8 @@ def test_a_persons_own_text_serves_every_format(format: str) -> None:
         ("feishu", b'{"code":0}', (True, True)), ("feishu", b'{"code":19021,"msg":"sign match fail"}', (False, True)),
         ("feishu", b'{"code":11232,"msg":"too fast"}', (False, False)), ("dingtalk", b'{"errcode":0,"errmsg":"ok"}', (True, True)),
         ("dingtalk", b'{"errcode":310000,"errmsg":"keywords not in content"}', (False, True)),
-        ("wecom", b'{"errcode":45009}', (False, False)), ("wecom", b"<html>", (True, True)), ("wecom", b"[]", (True, True)),
+        ("wecom", b'{"errcode":45009}', (False, False)), ("wecom", b"<html>", (False, False)), ("wecom", b"[]", (False, False)),
+        ("feishu", b"<!doctype html>", (False, False)), ("dingtalk", b"{}", (False, False)), ("slack", b"\n<html>", (False, False)),
         ("slack", b"ok", (True, True)), ("generic", b'{"code":9}', (True, True)),
     ],
 )  # fmt: skip
@@ -451,7 +452,7 @@ def test_a_private_address_is_refused_and_not_tried_again() -> None:
     assert deliveries_send(now=NOW) == 0  # through the real door
     row = NoticeDelivery.objects.get()
     assert row.state == "FAILED"
-    assert "no public address" in row.error
+    assert "not known as a public address" in row.error
 
 
 @pytest.mark.django_db
