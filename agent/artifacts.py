@@ -1,7 +1,8 @@
 """Uploading what a job left in $NEBULA_ARTIFACTS, after its exit: `PUT /api/agent/v1/artifacts/{rank}/{name}`.
 
 A thread of its own that lives only while there is something to upload, so that a gigabyte delays neither a sync nor a log.
-The folder is the job's: nothing in it is trusted. Links are not followed, only regular files of the folder's owner go.
+The folder is the job's: nothing in it is trusted, nor is the folder itself, which the job may put another in the place of. Each step
+down is taken by descriptor, no link is followed, and only regular files of the job's own account go.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class ArtifactUploader:
 
     def _upload(self, client: Client, upload: _Upload) -> None:
         try:
-            folder = os.open(upload.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            folder, owner = folder_open(upload.folder)
         except OSError as error:
             log.warning("The artefacts of rank %s cannot be read: %s", upload.rank, error)
             return
@@ -106,18 +107,18 @@ class ArtifactUploader:
             for name in names[:MAX_FILES]:
                 if not name_is_sane(name):
                     log.warning("Artefact %r of rank %s is not uploaded: its name is not allowed.", name[:80], upload.rank)
-                elif not self._one(client, upload.rank, folder, name):
+                elif not self._one(client, upload.rank, folder, name, owner):
                     return
         finally:
             os.close(folder)
 
-    def _one(self, client: Client, rank: RankId, folder: int, name: str) -> bool:
+    def _one(self, client: Client, rank: RankId, folder: int, name: str, owner: int) -> bool:
         """Upload one file with retries. False: the control plane takes nothing more of this rank."""
         retry_s = RETRY_S[0]
         for attempt in range(MAX_TRIES):
             wait_s = random.uniform(0.1, retry_s)
             try:
-                answer = self._send(client, rank, folder, name)
+                answer = self._send(client, rank, folder, name, owner)
             except Unreachable as error:
                 log.debug("Artefact %r of rank %s waits: %s", name, rank, error)
             else:
@@ -137,7 +138,7 @@ class ArtifactUploader:
         return True
 
     @staticmethod
-    def _send(client: Client, rank: RankId, folder: int, name: str) -> Answer | None:
+    def _send(client: Client, rank: RankId, folder: int, name: str, owner: int) -> Answer | None:
         """One PUT; None when there is nothing to send. Raises Unreachable."""
         try:
             # O_NONBLOCK: a named pipe must not hold this thread for ever.
@@ -146,7 +147,7 @@ class ArtifactUploader:
             log.warning("Artefact %r of rank %s cannot be read: %s", name, rank, error)
             return None
         try:
-            found, owner = os.fstat(fd), os.fstat(folder).st_uid
+            found = os.fstat(fd)
             # Another owner's file is here by a hard link: the agent may read it, the job may not.
             if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
                 log.warning("Artefact %r of rank %s is not a regular file of the job's user; left out.", name, rank)
@@ -161,12 +162,42 @@ class ArtifactUploader:
             os.close(fd)
 
 
+def folder_open(path: str) -> tuple[int, int]:
+    """(descriptor of ``<root>/<rank>/artifacts``, uid of the job's account). Raises OSError where any of it is not what it must be.
+
+    ``<root>`` is the agent's. ``<rank>`` is the job's, and the job can put any folder that it may move, somebody else's even, in the
+    place of the last one.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    above, name = os.path.split(path)
+    root, rank = os.path.split(above)
+    opened = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        opened.append(os.open(rank, flags, dir_fd=opened[-1]))
+        folder = os.open(name, flags, dir_fd=opened[-1])
+        mine, owner = os.fstat(opened[-1]).st_uid, os.fstat(folder).st_uid
+    finally:
+        for fd in opened:
+            os.close(fd)
+    # A rank that an older agent started has the folder in the agent's own, where nothing else can be put in its place.
+    if mine not in (owner, os.geteuid()):
+        os.close(folder)
+        raise PermissionError(1, "the folder is not the job's own")
+    return folder, owner
+
+
 def _has_files(folder: str) -> bool:
     try:
-        with os.scandir(folder) as found:
-            return next(found, None) is not None
-    except OSError:
+        fd, _ = folder_open(folder)
+    except FileNotFoundError:
         return False
+    except OSError as error:
+        log.warning("The artefacts in %s are left out: %s", folder, error.strerror)
+        return False
+    try:
+        return bool(os.listdir(fd))
+    finally:
+        os.close(fd)
 
 
 def _pieces(fd: int, size: int) -> Iterator[bytes]:

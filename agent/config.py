@@ -25,7 +25,7 @@ BACKENDS = ("auto", "nvml", "level_zero", "ascend", "amd", "simulated", "none")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "backend": BACKENDS,
     "cuda_visible": ("index", "uuid"),
-    "identity": ("same", "mapped"),
+    "identity": ("same", "shared", "mapped"),
     "mode": ("jobs", "metrics"),
     "driver_model": ("off", "read"),
 }
@@ -39,6 +39,9 @@ _KEYS = (
     "scenario",
     "cuda_visible",
     "identity",
+    "job_account",
+    "jobs_dir",
+    "hidden_dirs",
     "ca_file",
     "pin_sha256",
     "agent_id",
@@ -75,7 +78,10 @@ class Config:
     backend: str = "auto"  # one of BACKENDS; of a running agent what auto came to: "nvml", "nvml+ascend", …
     scenario: Path | None = None
     cuda_visible: Literal["index", "uuid"] = "index"
-    identity: Literal["same", "mapped"] = "same"
+    identity: Literal["same", "shared", "mapped"] = "same"
+    job_account: str | None = None  # identity = "shared": the Unix account of all jobs
+    jobs_dir: Path | None = None  # a folder for each rank, owned by its job; None = beside data_dir
+    hidden_dirs: tuple[Path, ...] = ()  # folders that jobs must not see besides the agent's own
     ca_file: Path | None = None
     pin_sha256: str | None = None
     mode: Literal["jobs", "metrics"] = "jobs"  # metrics = nothing is launched here
@@ -163,6 +169,9 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         scenario=_path(values.get("scenario"), base),
         cuda_visible=values.get("cuda_visible", "index"),
         identity=values.get("identity", "same"),
+        job_account=values.get("job_account") or None,
+        jobs_dir=_path(values.get("jobs_dir"), base),
+        hidden_dirs=tuple(folder for text in values.get("hidden_dirs", "").split(":") if (folder := _path(text, base)) is not None),
         ca_file=_path(values.get("ca_file"), base),
         pin_sha256=pin or None,
         address=values.get("address") or None,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from agent import jobdir
 from agent.artifacts import ArtifactUploader
 from agent.devices import devices_denied
 from agent.endings import Endings
@@ -42,13 +43,15 @@ class RankDesk:
         boot_id: str,
         cuda_visible: str,
         identity: str,
+        job_account: str | None,
         changed: Callable[[], None],
         began: Callable[[], None],
         give_up_s: float,
     ) -> None:
         self._store, self._processes, self._hardware = store, processes, hardware
         self._shipper, self._uploader = shipper, uploader
-        self._boot_id, self._cuda_visible, self._identity = boot_id, cuda_visible, identity
+        self._boot_id, self._cuda_visible = boot_id, cuda_visible
+        self._identity, self._job_account = identity, job_account
         self._changed, self._began = changed, began
         self.live: dict[RankId, RankState] = {}  # rows that are not final: the last state before the end
         self._stops: dict[RankId, float] = {}  # rank → grace of the stop that was asked
@@ -321,14 +324,19 @@ class RankDesk:
             missing = [ref.name for ref in start.spec.secrets if ref.name not in start.secrets]
             if missing:
                 raise SpecError(f"The secret {missing[0]} is not there any more; set it again, then submit the job again.", "spec")
-            if start.spec.unix_user is not None and self._identity == "same":
-                raise SpecError('The job wants another Unix user, and this agent runs jobs as itself (identity = "same").', "user")
+            if start.spec.unix_user is not None and self._identity != "mapped":
+                raise SpecError(
+                    f'The job wants a Unix user of its own, and this agent gives it none (identity = "{self._identity}").', "user"
+                )
+            temporary = str(self._processes.job_dir(start.rank) / jobdir.TMP)
             return environment(
                 rank=start.rank,
                 spec=start.spec,
                 gpus=self._hardware.view.gpus,
                 cuda_visible=self._cuda_visible,
-                artifacts=str(self._processes.rank_dir(start.rank) / "artifacts"),
+                artifacts=str(self._processes.artifacts_dir(start.rank)),
+                temporary=temporary if len(temporary) <= jobdir.TMP_MOST else None,
+                job_account=self._job_account,
             )
         except SpecError as error:
             log.warning("Rank %s cannot be started: %s", start.rank, error)
@@ -379,7 +387,7 @@ class RankDesk:
         self._store.rank_delete(rank)
 
     def _artifacts_add(self, rank: RankId) -> bool:
-        return self._uploader.add(rank, str(self._processes.rank_dir(rank) / "artifacts"))
+        return self._uploader.add(rank, str(self._processes.artifacts_dir(rank)))
 
 
 def _head_of(spec: RankSpec | None) -> int | None:

@@ -39,9 +39,18 @@ def cuda_indexes(gpus: Sequence[GpuInfo]) -> dict[str, int] | None:
 
 
 def environment(
-    *, rank: RankId, spec: RankSpec, gpus: Sequence[GpuInfo], cuda_visible: str, artifacts: str, agent_env: Mapping[str, str] = os.environ
+    *,
+    rank: RankId,
+    spec: RankSpec,
+    gpus: Sequence[GpuInfo],
+    cuda_visible: str,
+    artifacts: str,
+    temporary: str | None = None,
+    job_account: str | None = None,
+    agent_env: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """The rank's complete environment; ``gpus`` are the cards that answer now. Raises SpecError."""
+    """The rank's complete environment; ``gpus`` are the cards that answer now, ``temporary`` its own folder for temporary files (None =
+    the system's), ``job_account`` who it runs as where the spec names nobody. Raises SpecError."""
     for name, value in spec.env.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise SpecError(f"The variable {name[:60]!r} cannot be given to a program: its name or value holds '=' or NUL.", "spec")
@@ -54,13 +63,16 @@ def environment(
     if "HOME" not in env:  # a system service has none
         with contextlib.suppress(KeyError):
             env["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
-    if spec.unix_user is not None:
+    user = spec.unix_user or job_account
+    if user is not None:
         env.pop("TMPDIR", None)
         try:
-            account = pwd.getpwnam(spec.unix_user)
-        except KeyError:
-            raise SpecError(f"There is no Unix user {spec.unix_user!r} on this node.", "user") from None
+            account = pwd.getpwnam(user)
+        except (KeyError, ValueError):
+            raise SpecError(f"There is no Unix user {user!r} on this node.", "user") from None
         env.update(HOME=account.pw_dir, USER=account.pw_name, LOGNAME=account.pw_name, SHELL=account.pw_shell or "/bin/sh")
+    if temporary is not None:
+        env["TMPDIR"] = env["TMUX_TMPDIR"] = temporary
     env.update(spec.env)
 
     cards = list(dict.fromkeys(g.uuid for g in spec.gpus))  # each once, in placement order

@@ -14,7 +14,7 @@ import os
 import pwd
 import signal
 
-from agent import procs
+from agent import procs, sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 #: Jobs never run as one of the machine's own accounts, whatever the control plane's map says.
 MIN_UID = 1000
+#: uid 0 can't be contained by anything that we could put around it.
+ROOT_REFUSED = (
+    "The agent of this node runs as root and the job has no Unix account: no job runs as root. Give its owner an account "
+    '(identity = "mapped"), or all jobs one (identity = "shared" with job_account), in the configuration of the agent'
+)
 OOM_SCORE = "/proc/self/oom_score_adj"
 
 
@@ -121,7 +126,12 @@ def _prepare_and_exec(
     # 3. Wait until the start is on record.
     if os.read(go, 1) != b"g":
         os._exit(127)
-    # 4. Identity.
+    # 4. What it is closed in, and its identity.
+    closed_by = order.get("sandbox")
+    try:
+        sandbox.enter_as_root(closed_by)
+    except OSError as error:
+        raise LaunchFailed("internal", f"The program could not be closed off: {error.strerror}") from error
     env: dict[str, str] = dict(order["env"])
     if account is not None:
         try:
@@ -135,6 +145,10 @@ def _prepare_and_exec(
             if name not in spec.get("env", {}):
                 env[name] = value  # not the agent's own
     procs.prctl(procs.PR_SET_NO_NEW_PRIVS, 1)
+    try:
+        sandbox.enter(closed_by, output=output)
+    except OSError as error:
+        raise LaunchFailed("internal", f"The program could not be closed off: {error.strerror}") from error
     # 5. Surroundings.
     os.umask(0o022)
     for number in range(1, signal.NSIG):
@@ -194,8 +208,10 @@ def _exec(argv: list[str], env: dict[str, str]) -> None:
 
 
 def account_find(name: str | None, *, min_uid: int = MIN_UID) -> pwd.struct_passwd | None:
-    """The account to become; None = stay who we are. Raises LaunchFailed("user")."""
+    """The account to become; None = stay who we are, which root never does. Raises LaunchFailed("user")."""
     if name is None:
+        if os.geteuid() == 0:
+            raise LaunchFailed("user", ROOT_REFUSED)
         return None
     try:
         account = pwd.getpwnam(name)

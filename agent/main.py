@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from agent.config import BACKENDS, Config, ConfigError, config_load, config_path
 from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authorization, credential_read, endpoint_parse
 
 if TYPE_CHECKING:
+    from agent.isolation import Isolation
     from agent.probe import Probe
     from agent.protocol import EnrolAnswer
     from agent.ranks import RankProcesses
@@ -64,24 +65,27 @@ def command_run(args: argparse.Namespace) -> int:
     try:
         if config.mode == "metrics" or os.name == "nt":
             return _report(config, credential)
+        from agent.isolation import isolation_find
         from agent.procs import boot_id
 
-        # The zygote is started in here, before threads, the store and the hardware layer.
+        # The sandbox is tried and the zygote is started in here, before threads, the store and the hardware layer.
         try:
-            processes = processes_open(config)
+            isolation = isolation_find(config)
+            processes = processes_open(config, closed_by=isolation.finding.plan)
         except (OSError, ValueError) as error:
             raise Quit(f"Ranks cannot be kept in {config.data_dir}: {error}.") from error
         try:
-            return _run(config, credential, processes, boot_id())
+            return _run(config, credential, processes, boot_id(), isolation)
         finally:
             processes.close()
     finally:
         os.close(lock)
 
 
-def processes_open(config: Config) -> RankProcesses:
-    """The ranks of this node, with the limits that the configuration sets. Raises OSError, ValueError."""
+def processes_open(config: Config, *, closed_by: Mapping[str, Any] | None = None) -> RankProcesses:
+    """The ranks of this node, with the limits and the folders that the configuration sets. Raises OSError, ValueError."""
     from agent import host
+    from agent.isolation import jobs_dir_of
     from agent.ranks import RankProcesses
 
     memory_mib = host.memory_mib()
@@ -90,6 +94,9 @@ def processes_open(config: Config) -> RankProcesses:
         shared_name(config),
         pids_max=config.pids_max,
         memory_mib=None if memory_mib is None else memory_mib * config.memory_default_pct // 100,
+        jobs_dir=jobs_dir_of(config),
+        job_account=config.job_account if config.identity == "shared" else None,
+        closed_by=closed_by,
     )
 
 
@@ -100,8 +107,8 @@ def shared_name(config: Config) -> str:
     return f"{config.installation or name_of(config.data_dir)}-{config.agent_id}"
 
 
-def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
-    from agent.isolation import isolation_find
+def _run(config: Config, credential: str, processes: Any, boot_id: str, isolation: Isolation) -> int:
+    from agent.isolation import isolation_lines
     from agent.runner import Runner
     from agent.store import Store, StoreError
 
@@ -111,8 +118,8 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
         store = Store(config.data_dir / "agent.db")
     except StoreError as error:
         raise Quit(str(error), 1) from error
-    if os.geteuid() == 0 and config.identity == "same":
-        log.warning('The agent runs as root with identity = "same": every job runs as root on this machine.')
+    for level, text in isolation_lines(isolation):
+        log.log(level, text)
     log.info("Node %d (%s), %s, %s backend.", config.node_id, config.name, config.endpoint.url, backend)
     if backend == "none":
         log.info('No GPU is used on this node: it takes CPU jobs. For two simulated cards set backend = "simulated".')
@@ -126,7 +133,7 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str) -> int:
         connect=lambda: _client(config, authorization(config.node_id, credential)),
         listener=_listener(config, credential),
         has_cgroups=processes.layout.kind != "none",
-        isolation=isolation_find(config.identity, None, limits=processes.layout.limits()),
+        isolation=replace(isolation.info, limits=processes.layout.limits()),
     )
     try:
         return runner.run()

@@ -89,7 +89,13 @@ class Processes(Protocol):
         """Remove what the processes' side keeps of a final rank, its directory included. Harmless when repeated."""
 
     def rank_dir(self, rank: RankId) -> Path:
-        """The rank's directory: `output.log` in it is the combined output, `artifacts/` is $NEBULA_ARTIFACTS."""
+        """The rank's directory, closed to the job: `output.log` in it is the combined output."""
+
+    def job_dir(self, rank: RankId) -> Path:
+        """The folder that is the job's own; `tmp/` in it is its $TMPDIR."""
+
+    def artifacts_dir(self, rank: RankId) -> Path:
+        """$NEBULA_ARTIFACTS."""
 
     def lease_set(self, rank: RankId, lease_s: int | None) -> None:
         """Change a rank's lease; the shim counts it, so it holds while no agent runs."""

@@ -10,8 +10,8 @@
     code.json      the exit code of a program whose shim was killed                   written by the zygote
     exit.json      how it ended; final
     lease.json     a changed lease                                                    written by the agent
-    artifacts/     $NEBULA_ARTIFACTS
 
+None of it is the job's: its own folder lies elsewhere (jobdir.py), and the sandbox hides this one from it.
 Standard library only and few imports: every shim carries this module in its memory.
 """
 
@@ -38,7 +38,6 @@ STOPPING = "stopping.json"
 CODE = "code.json"
 EXIT = "exit.json"
 LEASE = "lease.json"
-ARTIFACTS = "artifacts"
 
 #: In the directory above all ranks: the agent's socket for hints, and the time of the last answered sync.
 NOTIFY = ".notify"

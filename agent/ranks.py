@@ -14,13 +14,14 @@ import select
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent import cgroups, launch, procs, rankdir, secretdir
+from agent import cgroups, jobdir, launch, procs, rankdir, sandbox, secretdir
 from agent.processes import RankState, Recoverable
 from agent.protocol import ExitCause, ExitInfo, ProtocolError, RankId, RankSpec, rank_parts
 from agent.recovery import final_read, launch_failed, rank_examine, running_state
@@ -78,12 +79,16 @@ class RankProcesses:
         memory_mib: int | None = None,
         min_uid: int = launch.MIN_UID,
         secrets_in: str | None = "",
+        jobs_dir: Path | None = None,
+        job_account: str | None = None,
+        closed_by: Mapping[str, Any] | None = None,
     ) -> None:
-        """``data``: the agent's directory, ranks live in ``data/ranks``. ``agent_id``: names this agent's groups, stable
-        over restarts and different for each agent of a machine. ``cgroup``: None = the best that works, else v2, v1 or none.
-        ``pids_max``: processes and threads of one rank, at most half of what the machine can have. ``memory_mib``: of a rank that asked
-        for none; None = no limit. ``secrets_in``: where values of
-        secrets are while a rank lives, "" = in memory if the machine can, None = in the rank's directory.
+        """``data``: the agent's directory, ranks live in ``data/ranks``. ``agent_id``: names this agent's groups, stable over restarts
+        and different for each agent of a machine. ``cgroup``: None = the best that works, else v2, v1 or none. ``pids_max``: processes
+        and threads of one rank, at most half of what the machine can have. ``memory_mib``: of a rank that asked for none; None = no limit.
+        ``secrets_in``: where values of secrets are while a rank lives, "" = in memory if the machine can, None = below ``jobs_dir``.
+        ``jobs_dir``: where the folders of the jobs themselves are, None = beside ``data``. ``job_account``: who all jobs run as.
+        ``closed_by``: what they are closed in (sandbox_probe.Finding.plan).
 
         Raises OSError when the directory cannot be used or the forced kind of cgroup does not work here.
         """
@@ -98,8 +103,12 @@ class RankProcesses:
         half = _half_of_all_pids()
         self._pids_max = min(filter(None, (pids_max, half)), default=None)
         self._memory_mib = memory_mib
-        self._memory = secretdir.memory_folder() if secrets_in == "" else secrets_in
+        self.jobs_dir = Path(jobdir.root_beside(str(data.absolute()))) if jobs_dir is None else jobs_dir.absolute()
+        jobdir.root_make(str(self.jobs_dir), is_root=os.geteuid() == 0)
+        self._job_account, self._closed_by = job_account, dict(closed_by) if closed_by is not None else None
         self._prefix = secretdir.prefix_of(agent_id)
+        self._secret_places = self._secrets_prepare(secrets_in)
+        self._removals = Removals()
         self._held: dict[RankId, _Held] = {}
         self._changes: list[RankState] = []
         self._pidfds: dict[int, _Held] = {}
@@ -122,6 +131,24 @@ class RankProcesses:
             os.close(folder)
         return line
 
+    def _secrets_prepare(self, place: str | None) -> list[str]:
+        """The parents of secrets' folders, the best first."""
+        memory = secretdir.memory_folder() if place == "" else place
+        found: list[str] = []
+        is_root = os.geteuid() == 0
+        # Rights on files can't hide one folder of /dev/shm and let programs create others beside it.
+        if memory is not None and not (place == "" and self._closed_by is not None and self._closed_by["kind"] == "landlock"):
+            path = secretdir.parent_path(memory, self._prefix, str(self.root))
+            try:
+                for folder in (secretdir.top_path(memory), path):
+                    secretdir.parent_make(folder, is_root=is_root)
+                found.append(path)
+            except OSError as error:
+                log.warning("Secrets can't be kept in memory: %s", error.strerror)
+        beside = f"{self.jobs_dir}/{secretdir.BESIDE}"
+        secretdir.parent_make(beside, is_root=is_root)
+        return [*found, beside]
+
     def close(self) -> None:
         for held in self._held.values():
             self._unwatch(held)
@@ -130,6 +157,9 @@ class RankProcesses:
         self._epoll.close()
         if all(held.is_final for held in self._held.values()):
             self.layout.remove()  # a shim that is being forked now would miss it
+            for parent in self._secret_places:
+                with contextlib.suppress(OSError):
+                    os.rmdir(parent)
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -137,6 +167,16 @@ class RankProcesses:
     def rank_dir(self, rank: RankId) -> Path:
         rank_parts(rank)  # a name from outside never becomes a path unchecked
         return self.root / rank
+
+    def job_dir(self, rank: RankId) -> Path:
+        """The folder that is the job's own."""
+        rank_parts(rank)
+        return self.jobs_dir / rank
+
+    def artifacts_dir(self, rank: RankId) -> Path:
+        """$NEBULA_ARTIFACTS. A rank that an older agent started has it in the rank's directory."""
+        older = self.rank_dir(rank) / jobdir.ARTIFACTS
+        return older if older.is_dir() else self.job_dir(rank) / jobdir.ARTIFACTS
 
     # --- orders -----------------------------------------------------------------------------------------------
 
@@ -159,7 +199,7 @@ class RankProcesses:
         denied: Sequence[str] = (),
     ) -> None:
         """Ask for a shim. The program gets ``env`` plus the rank's mark and, if it is not there, NEBULA_ARTIFACTS."""
-        path = str(self.rank_dir(rank))
+        path, folder = str(self.rank_dir(rank)), str(self.job_dir(rank))
         plan = self.layout.plan(
             rank,
             pids_max=self._pids_max,
@@ -173,7 +213,7 @@ class RankProcesses:
             return  # RUN twice changes nothing
         self.warm()
         self._held[rank] = held
-        full = {"NEBULA_ARTIFACTS": f"{path}/{rankdir.ARTIFACTS}", **env, cgroups.MARK: plan["mark"].partition("=")[2]}
+        full = {"NEBULA_ARTIFACTS": f"{folder}/{jobdir.ARTIFACTS}", **env, cgroups.MARK: plan["mark"].partition("=")[2]}
         order: dict[str, Any] = {
             "rank": rank,
             "boot_id": self.boot_id,
@@ -184,13 +224,18 @@ class RankProcesses:
             "term_lead_s": self._term_lead_s,
             "kill_wait_s": self._kill_wait_s,
             "min_uid": self._min_uid,
+            "folder": folder,
+            "account": self._job_account,
         }
         try:
             os.mkdir(path, 0o700)
             if spec.secrets:
-                held.secrets = order["secrets"] = self._secrets_write(rank, path, spec, secrets or {})
+                held.secrets = order["secrets"] = self._secrets_write(rank, spec, secrets or {})
                 if any(ref.env is None for ref in spec.secrets):
                     full[secretdir.VARIABLE] = held.secrets
+            if self._closed_by is not None:
+                keep = [folder, held.secrets] if held.secrets is not None else [folder]
+                order["sandbox"] = sandbox.plan_of_rank(self._closed_by, keep=keep)
             rankdir.file_write(path, rankdir.SPEC, order)
         except FileExistsError:
             self._tell(held, launch_failed(rank, "internal", f"The directory {path} exists already; a rank is started only once."))
@@ -201,14 +246,14 @@ class RankProcesses:
         held.starting_since = time.monotonic()
         self._ask(held, adopt=False)
 
-    def _secrets_write(self, rank: RankId, path: str, spec: RankSpec, values: Mapping[str, str]) -> str:
+    def _secrets_write(self, rank: RankId, spec: RankSpec, values: Mapping[str, str]) -> str:
         """In memory where that is possible. Raises OSError, ValueError; neither tells a value."""
-        try:
-            if self._memory is not None:
-                return secretdir.write(self._memory, self._prefix, rank, spec.secrets, values)
-        except OSError as error:
-            log.warning("Secrets of rank %s can't be kept in memory (%s); they are in its directory.", rank, error.strerror)
-        return secretdir.write(path, "secrets-", rank, spec.secrets, values)
+        for parent in self._secret_places[:-1]:
+            try:
+                return secretdir.write(parent, "", rank, spec.secrets, values)
+            except OSError as error:
+                log.warning("Secrets of rank %s can't be kept in %s: %s.", rank, parent, error.strerror)
+        return secretdir.write(self._secret_places[-1], "", rank, spec.secrets, values)
 
     def stop(self, rank: RankId, *, grace_s: float, cause: ExitCause = "stopped", reason: str | None = None) -> None:
         """Of two stops the earlier deadline counts, and the cause of the first."""
@@ -259,6 +304,10 @@ class RankProcesses:
         if held is not None:
             self._unwatch(held)
         self._group_of(rank, held).remove()
+        # The job's folder first, and only renamed: what is in it may take minutes to remove.
+        folder = jobdir.put_away(str(self.jobs_dir), rank)
+        if folder is not None:
+            self._removals.add(folder)
         # Renamed first: a directory that is half removed when the power fails is no rank any more.
         gone = self.root / f".gone-{rank}"
         try:
@@ -499,7 +548,13 @@ class RankProcesses:
         states = [self._recover_one(row) for row in rows]
         # The shims of other ranks, which nobody told of, keep what they have; those ended that are not here.
         living = [rank for rank, held in self._held.items() if not held.is_final]
-        secretdir.sweep(self._memory, self._prefix, [*living, *self.strangers()])
+        living += self.strangers()
+        secretdir.sweep(secretdir.memory_folder(), self._prefix, living)  # as older agents named them
+        for parent in self._secret_places:
+            secretdir.sweep(parent, "", living)
+        here = [entry.name for entry in os.scandir(self.root)]
+        for folder in jobdir.orphans(str(self.jobs_dir), [*here, *living]):
+            self._removals.add(folder)
         return states
 
     def _recover_one(self, row: Recoverable) -> RankState:
@@ -537,6 +592,31 @@ class RankProcesses:
         with contextlib.suppress(OSError):  # no directory, or no room in it
             rankdir.file_write(path, rankdir.STOP, {"cause": "stopped", "reason": "stranger", "grace_s": 0, "at": procs.boottime()})
         self._group_of(rank, None).kill()
+
+
+class Removals:
+    """Removes folders in a thread of its own, which lives while there is one: a job may leave a million files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[str] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, path: str) -> None:
+        with self._lock:
+            self._waiting.append(path)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="removals", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                path = self._waiting.pop(0)
+            jobdir.remove(path)  # what can't be removed now is tried again at the next start
 
 
 def _half_of_all_pids() -> int | None:

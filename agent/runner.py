@@ -87,6 +87,7 @@ class Runner:
             boot_id=boot_id,
             cuda_visible=config.cuda_visible,
             identity=config.identity,
+            job_account=config.job_account if config.identity == "shared" else None,
             changed=self._changed,
             began=self._began,
             give_up_s=give_up_s,

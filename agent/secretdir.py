@@ -3,15 +3,19 @@
     NAME     a secret as a file, $NEBULA_SECRETS/NAME                                  read by the program
     .env     the values of those that are variables; read and removed by the shim before the program starts
 
-Written by the agent, 0700 and 0600. Where there is no tmpfs the folder is in the rank's own directory. Its name ends in chance, so
-that nobody can put a folder in its place. Standard library only: every shim carries this module in its memory.
+Written by the agent, 0700 and 0600. The folders of all ranks of an agent lie in one parent, and the parents of all agents of an
+account in one folder, which stays: a sandbox hides it and shows a rank its own. Where there is no tmpfs the parent is beside the jobs'
+own folders. A rank's folder has a name that ends in chance, so that nobody can put one in its place. Standard library only: every shim
+carries this module in its memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 VARIABLE = "NEBULA_SECRETS"
 MEMORY = "/dev/shm"  # noqa: S108 - sticky, and the folder is made by mkdir with a name of chance
 ENV = ".env"
+#: The parent where there is no memory: a folder of this name beside the jobs' own.
+BESIDE = ".secrets"
 _SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
@@ -39,6 +45,31 @@ def memory_folder(mounts: str = "/proc/mounts") -> str | None:
 
 def prefix_of(agent_id: str) -> str:
     return f"nebula-{''.join(char if char in _SAFE or char == '.' else '-' for char in agent_id)[:120]}-"
+
+
+def top_path(base: str) -> str:
+    """The folder above those of all agents of this account; what a sandbox hides. It stays, so that nothing appears in its place."""
+    return f"{base}/nebulagrid-{os.geteuid()}"
+
+
+def parent_path(base: str, prefix: str, root: str) -> str:
+    """Where the folders of one agent's ranks lie. ``root``: its own folder of ranks, which no other agent of this machine has."""
+    from hashlib import sha256
+
+    return f"{top_path(base)}/{prefix}{sha256(os.fsencode(root)).hexdigest()[:16]}"
+
+
+def parent_make(path: str, *, is_root: bool) -> None:
+    """Make a folder for folders, or make sure that the one which is there is ours: anybody may have put something there first.
+
+    Accounts of jobs pass through it and can't list it. Raises OSError."""
+    mode = 0o711 if is_root else 0o700
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, mode)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(errno.EEXIST, f"{path} is not ours")
+    os.chmod(path, mode)
 
 
 def write(base: str, prefix: str, rank: str, refs: Iterable[SecretRef], values: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-from agent import cgroups, launch, outfile, procs, rankdir, secretdir
+from agent import cgroups, jobdir, launch, outfile, procs, rankdir, secretdir
 from agent.stopping import Checkpoint, Stop, stop_order
 
 TYPE_CHECKING = False
@@ -133,7 +133,7 @@ class Shim:
         return True
 
     def _start_program(self) -> None:
-        account = launch.account_find(self.spec.get("unix_user"), min_uid=self.order["min_uid"])
+        account = launch.account_find(self.spec.get("unix_user") or self.order.get("account"), min_uid=self.order["min_uid"])
         try:
             self.group.create()
         except FileExistsError as error:
@@ -146,13 +146,10 @@ class Shim:
             raise launch.LaunchFailed("internal", f"The secrets of this rank are not there: {type(error).__name__}") from None
         try:
             output = os.open(rankdir.OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.mkdir(rankdir.ARTIFACTS, 0o700)
+            jobdir.make(self.order["folder"], account)
             if account is not None:
-                # Its own output and artefacts, and a way to them; everything else here stays ours.
+                # It may open its output anew, by /dev/stdout; everything else here stays ours, and so does the way to it.
                 os.fchown(output, account.pw_uid, account.pw_gid)
-                os.chown(rankdir.ARTIFACTS, account.pw_uid, account.pw_gid)
-                os.chmod(".", 0o711)  # noqa: S103 - to pass through, not to read
-                os.chmod("..", 0o711)  # noqa: S103
                 secretdir.hand_over(self.order, account)
             oom_score = launch.oom_score_lower()
             child = launch.program_fork(

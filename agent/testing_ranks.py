@@ -81,7 +81,7 @@ class FakeProcesses:
         denied: Sequence[str] = (),
     ) -> None:
         self.rank_dir(rank).mkdir(parents=True, exist_ok=True)
-        (self.rank_dir(rank) / "artifacts").mkdir(exist_ok=True)
+        self.artifacts_dir(rank).mkdir(parents=True, exist_ok=True)
         self.starts.append(rank)
         self.started[rank] = dict(env)
         self.leases[rank] = lease_s
@@ -109,6 +109,12 @@ class FakeProcesses:
 
     def rank_dir(self, rank: RankId) -> Path:
         return self.root / rank
+
+    def job_dir(self, rank: RankId) -> Path:
+        return self.root.with_name(f"{self.root.name}-jobs") / rank
+
+    def artifacts_dir(self, rank: RankId) -> Path:
+        return self.job_dir(rank) / "artifacts"
 
     def lease_set(self, rank: RankId, lease_s: int | None) -> None:
         self.leases[rank] = lease_s

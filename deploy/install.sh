@@ -273,7 +273,7 @@ DAEMON
     rm -f "$config" "$config_dir/agent.credential" "$config_dir/ca.pem"
     rmdir "$config_dir" 2>/dev/null || :
     if [ -n "$purge" ]; then
-      rm -rf "$data_dir"
+      rm -rf "$data_dir" "$data_dir-jobs"
       rmdir "$(dirname "$data_dir")" 2>/dev/null || :
       say "removed, with its data"
     else

@@ -1,4 +1,4 @@
-"""Ends what a demo left running, and removes its data folder."""
+"""Ends what a demo left running, and removes its data folder and the folders of its jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import time
 from pathlib import Path
 
-from agent import procs, rankdir
+from agent import jobdir, procs, rankdir
 from nebulagrid.demo import FOLDER
 
 GRACE_S = 2.0
@@ -21,7 +21,7 @@ class DemoError(RuntimeError):
 
 
 def demo_clean(data: Path) -> int:
-    """Stop the demo's jobs through their shims, then remove ``data``; how many jobs ran. Raises DemoError."""
+    """Stop the demo's jobs through their shims, then remove ``data`` and their folders; how many jobs ran. Raises DemoError."""
     if not (data / FOLDER / "feeder.json").exists():
         raise DemoError(f"There is no demo in {data}; nothing was removed.")
     if _is_in_use(data / "run" / "up.lock"):
@@ -38,6 +38,7 @@ def demo_clean(data: Path) -> int:
             raise DemoError(f"Rank {left[0]} did not end within {DEADLINE_S:.0f} s; nothing was removed.")
         time.sleep(0.05)
     shutil.rmtree(data)
+    jobdir.remove(jobdir.root_beside(str(data.absolute())))
     return len(ranks)
 
 

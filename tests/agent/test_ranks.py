@@ -64,8 +64,8 @@ def test_agent_zygote_and_shim_killed_the_program_is_adopted(lab: Lab) -> None:
 
 def test_a_job_that_removes_its_directory_has_run_and_does_not_again(lab: Lab) -> None:
     go = lab.data / "go"
-    script = 'while ! [ -e "$0" ]; do sleep 0.02; done; rm -rf "$(dirname "$NEBULA_ARTIFACTS")"; setsid sleep 603 & sleep 0.2'
-    rank = lab.running("sh", "-c", script, str(go))
+    script = 'while ! [ -e "$0" ]; do sleep 0.02; done; rm -rf "$1"; setsid sleep 603 & sleep 0.2'
+    rank = lab.running("sh", "-c", script, str(go), str(lab.data / "ranks" / "1.1.0"))
     go.touch()
     state = lab.end(rank)
     assert (state.state, state.exit and state.exit.cause) == ("EXITED", "exit_unknown")

@@ -453,7 +453,7 @@ def test_output_of_a_rank_that_was_given_up_arrives_before_it_is_removed(
 
 def test_artefacts_follow_the_end_and_outlast_forget(node: Node, plane: FakeControlPlane) -> None:
     running(node, plane)
-    folder = node.ranks.rank_dir("1.1.0") / "artifacts"
+    folder = node.ranks.artifacts_dir("1.1.0")
     (folder / "model 中文.bin").write_bytes(b"x" * 700_000)
     (folder / ".hidden").write_bytes(b"no")
     (folder / "link").symlink_to("/etc/passwd")

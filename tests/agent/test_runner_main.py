@@ -70,7 +70,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({**GOOD, "endpoint": 5}, "must be a string"),
     ({**GOOD, "backend": "cuda"}, "must be one of auto, nvml, level_zero, ascend, amd, simulated, none"),
     ({**GOOD, "cuda_visible": "name"}, "must be one of index, uuid"),
-    ({**GOOD, "identity": "root"}, "must be one of same, mapped"),
+    ({**GOOD, "identity": "root"}, "must be one of same, shared, mapped"),
     ({**GOOD, "colour": "red"}, "unknown key 'colour'"),
     ({**GOOD, "pin_sha256": "abc"}, "64 hexadecimal"),
     ({**GOOD, "agent_id": "../x"}, "agent_id"),

@@ -30,12 +30,15 @@ class Machine:
     def __init__(self, plane: FakeControlPlane, folder: Path) -> None:
         self.plane, self.folder = plane, folder
         self.data = folder / "data"
-        self.config = folder / "agent.toml"
+        # Jobs of these tests work in `folder`; the agent's own files are hidden from them.
+        self.config = folder / "etc" / "agent.toml"
+        self.config.parent.mkdir()
         self.agent: subprocess.Popen[bytes] | None = None
         self.log = folder / "agent.log"
         self.agent_id = f"test-{uuid.uuid4().hex[:12]}"
-        folder.joinpath("agent.credential").write_text(plane.credential)
-        folder.joinpath("agent.credential").chmod(0o600)
+        credential = self.config.with_name("agent.credential")
+        credential.write_text(plane.credential)
+        credential.chmod(0o600)
         self.write_config()
 
     def write_config(self, **changes: str) -> None:

@@ -42,25 +42,31 @@ def test_a_rank_has_them_as_file_and_variable_and_nothing_else_of_it_holds_them(
     lab = new_lab(secrets_in=memory)
     rank = start(lab, "sh", "-c", 'test "$(cat $NEBULA_SECRETS/token)" = "$TOKEN" && ls -A $NEBULA_SECRETS && echo ready; exec sleep 60')
     lab.said(rank, "token\nready")
-    (folder,) = Path(memory).iterdir()
+    (top,) = Path(memory).iterdir()
+    (parent,) = top.iterdir()
+    assert stat.S_IMODE(parent.stat().st_mode) == (0o711 if os.geteuid() == 0 else 0o700)
+    (folder,) = parent.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "token").stat().st_mode) == 0o600
     assert files_with(memory) == ["token"]
     assert files_with(lab.data) == []
     lab.ranks.kill(rank)
     lab.end(rank)
-    assert list(Path(memory).iterdir()) == []
+    assert list(parent.iterdir()) == []
+    lab.ranks.close()
+    lab._ranks = None
+    assert list(top.iterdir()) == [], "the parent goes with the agent, when no rank is left that it hides from another"
 
 
-def test_without_memory_they_are_in_the_ranks_directory_and_gone_with_its_end(new_lab: Callable[..., Lab]) -> None:
+def test_without_memory_they_are_beside_the_jobs_folders_and_gone_with_its_end(new_lab: Callable[..., Lab]) -> None:
     lab = new_lab(secrets_in=None)
     go = lab.data / "go"
     rank = start(lab, "sh", "-c", 'cat $NEBULA_SECRETS/token >/dev/null && echo read; while ! [ -e "$0" ]; do sleep 0.02; done', str(go))
     lab.said(rank, "read")
-    assert (lab.data / "ranks" / rank / rankdir_name(lab, rank)).is_dir()
+    assert (lab.ranks.jobs_dir / ".secrets" / rankdir_name(lab, rank)).is_dir()
     go.touch()
     lab.end(rank)
-    assert files_with(lab.data) == []
+    assert files_with(lab.data) == files_with(lab.ranks.jobs_dir) == []
 
 
 @pytest.mark.root
@@ -74,7 +80,8 @@ def test_under_another_account_it_reads_them_and_nobody_else_does(new_lab: Calla
     assert exit.code == 0, lab.text("1.1.0")
     assert lab.text("1.1.0").split() == ["600", "nobody", "700", "nobody"]
     assert VALUE not in lab.text("1.1.0", "spec.json")
-    assert list(Path(secretdir.MEMORY).glob(f"{secretdir.prefix_of(lab.agent_id)}*")) == []
+    parents = Path(secretdir.top_path(secretdir.MEMORY)).glob(f"{secretdir.prefix_of(lab.agent_id)}*")
+    assert [list(parent.iterdir()) for parent in parents] == [[]]
 
 
 def rankdir_name(lab: Lab, rank: str) -> str:
@@ -87,7 +94,7 @@ def test_a_program_that_can_not_be_started_leaves_none(new_lab: Callable[..., La
     state = lab.end(rank)
     assert state.state == "LAUNCH_FAILED"
     assert VALUE not in repr(state)
-    assert list(Path(memory).iterdir()) == []
+    assert [list(parent.iterdir()) for parent in Path(secretdir.top_path(memory)).iterdir()] == [[]]
     assert files_with(lab.data) == []
 
 
@@ -100,7 +107,10 @@ def test_a_new_agent_keeps_those_of_living_ranks_and_removes_what_others_left(ne
     other = secretdir.write(memory, secretdir.prefix_of("another"), "1.1.0", REFS, {"token": VALUE})
     lab.wait(rank, "RUNNING")
     mine = json.loads(lab.text(rank, "spec.json"))["secrets"]
-    assert secretdir.sweep(memory, prefix, [rank]) == 1
+    left = secretdir.write(str(Path(mine).parent), "", "8.8.8", REFS, {"token": VALUE})
+    assert secretdir.sweep(str(Path(mine).parent), "", [rank]) == 1
+    assert not Path(left).exists()
+    assert secretdir.sweep(memory, prefix, [rank]) == 1, "one of an agent of before the parent"
     assert [Path(path).exists() for path in (dead, other, mine)] == [False, True, True]
     lab.ranks.kill(rank)
     lab.end(rank)
@@ -177,3 +187,14 @@ def test_what_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
     mounts.write_text("/dev/sda1 /dev/shm ext4 rw 0 0\n")
     assert secretdir.memory_folder(str(mounts)) is None
     assert secretdir.memory_folder(str(tmp_path / "none")) is None
+
+
+def test_a_parent_that_somebody_else_put_there_is_not_used(memory: str, tmp_path: Path) -> None:
+    path = secretdir.parent_path(memory, "nebula-x-", "/data/ranks")
+    assert path != secretdir.parent_path(memory, "nebula-x-", "/other/ranks"), "two agents of one name and two folders have two parents"
+    assert Path(path).parent == Path(secretdir.top_path(memory)), "and one folder above them, for all agents of an account"
+    (tmp_path / "elsewhere").mkdir()
+    Path(path).parent.mkdir()
+    Path(path).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="is not ours"):
+        secretdir.parent_make(path, is_root=False)

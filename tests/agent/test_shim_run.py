@@ -85,7 +85,7 @@ def test_it_keeps_the_rank_private(plain: Lab) -> None:
     folder = plain.ranks.rank_dir(rank)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "spec.json").stat().st_mode) == 0o600
-    assert (folder / "artifacts" / "model").read_text() == "x\n"
+    assert (plain.ranks.artifacts_dir(rank) / "model").read_text() == "x\n"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_it_becomes_the_mapped_user(plain: Lab) -> None:
     code = """
 echo $(id -u):$(id -g):$(id -G) $HOME $USER
 echo x > "$NEBULA_ARTIFACTS/x"
-! cat "$NEBULA_ARTIFACTS/../spec.json"
+! cat "$NEBULA_ARTIFACTS/../../../agent/ranks/1.1.0/spec.json"
 """
     rank = plain.start("bash", "-c", code, unix_user="nobody", workdir="/")
     assert plain.end(rank).exit == ExitInfo(cause="exited", code=0), plain.text(rank)
@@ -269,8 +269,10 @@ def test_a_full_disk_costs_neither_the_exit_code_nor_the_stop(tmp_path: Path) ->
         lab = Lab(small)
         try:
             fills = 'head -c 2000000 /dev/zero; echo full > "$0"; while ! [ -e "$1" ]; do sleep 0.02; done; exit 5'
-            stopped = lab.running("sleep", "600", rank="2.1.0")
-            by_itself = lab.running("sh", "-c", fills, str(tmp_path / "full"), str(tmp_path / "go"))
+            reachable(tmp_path)
+            tmp_path.chmod(0o777)
+            stopped = lab.running("sleep", "600", rank="2.1.0", unix_user="nobody", workdir="/")
+            by_itself = lab.running("sh", "-c", fills, str(tmp_path / "full"), str(tmp_path / "go"), unix_user="nobody", workdir="/")
             wait_until((tmp_path / "full").exists, "a full disk")
             lab.ranks.stop(stopped, grace_s=60)
             (tmp_path / "go").touch()

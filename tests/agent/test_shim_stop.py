@@ -190,7 +190,7 @@ def test_what_cannot_be_killed_is_reported_and_not_called_gone(new_lab: Callable
     except OSError:
         pytest.skip("no v1 freezer to play a process that is stuck in the kernel")
     try:
-        rank = lab.running("sleep", "600")
+        rank = lab.running("sleep", "600", unix_user="nobody", workdir="/")
         (group / "cgroup.procs").write_text(str(lab.program(rank)[0]))
         (group / "freezer.state").write_text("FROZEN")
         lab.ranks.kill(rank)

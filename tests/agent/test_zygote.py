@@ -199,7 +199,7 @@ def test_shims_hold_nothing_of_the_agents(plain: Lab) -> None:
     rank = plain.running("sleep", "600")
     pid = plain.shim(rank)[0]
     folder = str(plain.ranks.rank_dir(rank))
-    wanted = {"/dev/null", f"{folder}/shim.log", f"{folder}/.claim.{pid}"}
+    wanted = {"/dev/null", f"{folder}/shim.log", f"{folder}/output.log", f"{folder}/.claim.{pid}"}
     # Its news that the program runs goes out by a socket that it closes right after we have read of it.
     wait_until(lambda: open_files(pid) == wanted, "a shim with its own files alone")
 

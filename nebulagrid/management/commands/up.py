@@ -98,8 +98,8 @@ class Command(BaseCommand):
         self._step(6, "starting Redis, web server, worker and beat" + (", then the agent" if agents else ""))
         if os.getuid() == 0:
             self.stdout.write(
-                "\n    *** Running as root: jobs on this machine run as root too (identity=same). ***\n"
-                "    *** For people you don't trust with root, install the agent with identity=mapped. ***\n"
+                "\n    *** Running as root: this machine's agent launches no job, because none runs as root. ***\n"
+                "    *** Start it as another user, or give the agent identity=shared or mapped (docs/agent.md). ***\n"
             )
         self._become(lock, [*self._control_plane(), *agent_children], self._ready(profile, password_note, people))
 
@@ -326,6 +326,8 @@ class Command(BaseCommand):
             "name": name,
             "credential_file": str(credential_file),
             "data_dir": str(config.parent),
+            "jobs_dir": str(_jobs_root() / config.parent.name),
+            "hidden_dirs": ":".join(map(str, dict.fromkeys([settings.DATA_DIR, _jobs_root(), *_socket_folders()]))),
             "backend": "simulated" if simulated else "auto",
             "agent_id": f"{place}-node{node_id}",
             "installation": name_make(installation_code(), installation),
@@ -380,6 +382,22 @@ def demo_ready(*, ctl: str, profile: str, admin: str, people: list[str]) -> list
         "  Ctrl-C stops it; the demo's jobs go on, and the next `make demo` finds them. `make demo-clean` ends and removes all of it.",
         "",
     ]
+
+
+def _jobs_root() -> Path:
+    """Where this machine's agents keep the folders of jobs: beside the data folder, which is closed to jobs."""
+    path = settings.DATA_DIR.with_name(f"{settings.DATA_DIR.name}-jobs")
+    path.mkdir(mode=0o711, exist_ok=True)
+    return path
+
+
+def _socket_folders() -> list[Path]:
+    """The folder of the embedded Redis's socket, which is not in the data folder where that is too deep."""
+    try:
+        folder = socket_folder(settings.DATA_DIR)
+    except EmbeddedError:
+        return []
+    return [folder] if folder.is_dir() else []
 
 
 def node_name() -> str:
