@@ -332,8 +332,8 @@ ACCOUNT_SIGNUP_FIELDS = ["email*", "password1*", "password2*"]
 SIGNUP = env_list("SIGNUP")
 ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
 USERSESSIONS_ADAPTER = "quotas.adapters.SessionsAdapter"
-# Tries from one address are counted by quotas/throttles.py. A limit per account stays, wide enough that a stranger can't lock people out.
-ACCOUNT_RATE_LIMITS = {"login_failed": "20/5m/key"}
+# Tries from one address are counted by quotas/throttles.py, those of one account by quotas/guesses.py, at all doors together.
+ACCOUNT_RATE_LIMITS = {"login_failed": None}
 LOGIN_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
@@ -432,6 +432,8 @@ SPECTACULAR_SETTINGS: dict[str, Any] = {
 # --- NebulaGrid's own; docs/settings.md explains each -----------------------------------------------------------
 MAKES_FORECASTS = env("ROLE") == "worker"  # a thread beside the passes; elsewhere they would only be in the way
 THROTTLE_ANONYMOUS = env("THROTTLE_ANONYMOUS", "5/60")  # burst / seconds to refill it, per address (D17)
+THROTTLE_PASSWORD = env("THROTTLE_PASSWORD", "20/900")  # wrong ones per account, from devices and addresses that are not known
+THROTTLE_PASSWORD_KNOWN = env("THROTTLE_PASSWORD_KNOWN", "10/300")  # from each that is
 THROTTLE_SUBMIT = env("THROTTLE_SUBMIT", "300/15")  # 20 a second, burst 300, per user
 THROTTLE_ESTIMATE = env("THROTTLE_ESTIMATE", "60/60")  # what-ifs, per user
 THROTTLE_AGENT = env("THROTTLE_AGENT", "1000/10")  # per node

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from allauth.account.adapter import DefaultAccountAdapter
+from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.usersessions.adapter import DefaultUserSessionsAdapter
 from django import forms
 from django.conf import settings
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from quotas.audit import audit
+from quotas.guesses import TooManyGuesses, device_remember, guess_begin
 from quotas.services import user_provision
-from quotas.throttles import client_address
+from quotas.throttles import client_address, too_many_page
 
 
 class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
@@ -34,6 +36,22 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         if commit:
             user_provision(user=user)
         return user
+
+    def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
+        """Of the sign-in page and of the question for the password before something grave."""
+        try:
+            guess = guess_begin(request, str(credentials.get("email") or credentials.get("username") or ""))
+        except TooManyGuesses as error:
+            raise ImmediateHttpResponse(too_many_page(request, error.wait_s)) from error
+        user = super().authenticate(request, **credentials)
+        if user is not None:
+            guess.succeeded()
+        return user
+
+    def post_login(self, request: HttpRequest, user: Any, **more: Any) -> HttpResponse:
+        response: HttpResponse = super().post_login(request, user, **more)
+        device_remember(request, response, user.email)
+        return response
 
     def get_client_ip(self, request: HttpRequest) -> str:
         return client_address(request)

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from drf_spectacular.utils import OpenApiExample, extend_schema
 from rest_framework import generics, status
-from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
+from rest_framework.exceptions import AuthenticationFailed, PermissionDenied, Throttled
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -20,6 +20,7 @@ from quotas import selectors, tokens
 from quotas.auth import second_factor_needed
 from quotas.errors import BadValue
 from quotas.grants import Grant, scopes_text
+from quotas.guesses import TooManyGuesses, guess_begin
 from quotas.models import ApiToken, Membership, User
 from quotas.serializers import ApiTokenSerializer, JwtAnswer, JwtRequest, Me, TokenAnswer, TokenNew, TokenRequest
 from quotas.throttles import AnonymousThrottle
@@ -43,7 +44,10 @@ class TokenView(APIView):
     @extend_schema(
         operation_id="token_create",
         summary="Get a token",
-        description="Trades e-mail address and password for an API token. At most 5 calls a minute from one address.",
+        description=(
+            "Trades e-mail address and password for an API token. At most 5 calls a minute from one address, and so many wrong passwords "
+            "of one account from all addresses together."
+        ),
         request=TokenRequest,
         responses={201: TokenAnswer},
         auth=[],
@@ -53,9 +57,14 @@ class TokenView(APIView):
         body = TokenRequest(data=request.data)
         body.is_valid(raise_exception=True)
         wanted = body.validated_data
+        try:
+            guess = guess_begin(request._request, wanted["email"])
+        except TooManyGuesses as error:
+            raise Throttled(wait=error.wait_s) from error
         user = authenticate(request._request, email=wanted["email"].lower(), password=wanted["password"])
         if not isinstance(user, User) or not user.is_active:
             raise AuthenticationFailed(_("E-mail address and password don't match."), code="bad_credentials")
+        guess.succeeded()
         if second_factor_needed(user):
             raise PermissionDenied(
                 _("This account signs in with a second factor; a password alone makes no token."), code="second_factor_needed"

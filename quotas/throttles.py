@@ -103,7 +103,8 @@ def _script(url: str) -> Any:
     return client.register_script(_SCRIPT)
 
 
-def _take(key: str, *, burst: int, per_s: float, cost: int) -> float:
+def bucket_take(key: str, *, burst: int, per_s: float, cost: int = 1) -> float:
+    """Takes one token of the bucket: seconds to wait; 0 = taken. One round trip to Redis; never raises because that is away."""
     global _away_until
     if time.monotonic() >= _away_until:
         try:
@@ -136,7 +137,7 @@ def throttle_allow(scope: str, ident: str, *, cost: int = 1) -> tuple[bool, floa
     burst, seconds = rate
     # Hashed: idents are addresses and ids, and need not be readable in a dump of Redis.
     digest = hashlib.sha256(ident.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    wait = _take(f"throttle:{scope}:{digest}", burst=burst, per_s=burst / seconds, cost=min(cost, burst))
+    wait = bucket_take(f"throttle:{scope}:{digest}", burst=burst, per_s=burst / seconds, cost=min(cost, burst))
     return wait <= 0, wait
 
 
@@ -212,10 +213,14 @@ def throttled_page(view: Callable[..., HttpResponse]) -> Callable[..., HttpRespo
         if request.method == "POST" and not request.user.is_authenticated:
             allowed, wait = throttle_allow("anonymous", client_address(request))
             if not allowed:
-                seconds = max(1, math.ceil(wait))
-                answer = render(request, "errors/429.html", {"seconds": seconds}, status=429)
-                answer["Retry-After"] = str(seconds)
-                return answer
+                return too_many_page(request, wait)
         return view(request, *args, **kwargs)
 
     return guarded
+
+
+def too_many_page(request: HttpRequest, wait_s: float) -> HttpResponse:
+    seconds = max(1, math.ceil(wait_s))
+    answer = render(request, "errors/429.html", {"seconds": seconds}, status=429)
+    answer["Retry-After"] = str(seconds)
+    return answer

@@ -278,6 +278,18 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "quotas/test_channels.py": ("test_a_name_that_can_not_be_resolved_and_one_inside_are_refused_alike",),
         },
     ),
+    "F10": (
+        "passwords are guessed from many addresses, and strangers lock people out",
+        {
+            "attack/test_edges.py": (
+                "test_sixty_wrong_passwords_from_twelve_addresses_at_two_doors_meet_one_count",
+                "test_an_account_that_does_not_exist_is_counted_the_same",
+                "test_a_stranger_locks_nobody_out",
+                "test_a_known_device_is_no_licence_to_guess",
+                "test_asking_for_the_password_again_counts_too",
+            ),
+        },
+    ),
     "F13": (
         "one person's work stops everybody's",
         {

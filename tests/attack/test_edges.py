@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 from django.http import HttpResponse
+from django.test import Client
 
 from jobs import logs
 from jobs.models import Rank
@@ -24,8 +26,9 @@ from jobs.services.schedule import pass_run
 from nebulagrid.handler import PooledHandler
 from nebulagrid.headers import headers_due
 from tests.edge_lab import Peer, asked, peers_close
-from tests.factories import node_header, node_make
+from tests.factories import node_header, node_make, user_make
 from tests.jobs.lab import Lab
+from tests.rest import no_redis  # noqa: F401
 from tests.test_handler import get
 from tests.waiting import PATIENCE_S, until, wait_until
 
@@ -210,3 +213,69 @@ def test_every_answer_has_the_headers_that_keep_a_browser_from_harm(web: WebProc
         for name, _value in headers_due():
             assert name.decode() in headers, (path, status, name)
         assert "frame-ancestors 'none'" in headers["content-security-policy"], path
+
+
+# --- passwords: nobody guesses one, and nobody is locked out ------------------------------------------------------------
+
+PASSWORD = "correct horse"
+
+
+def tried(door: str, email: str, password: str, address: str, client: Client | None = None) -> int:
+    """The status of one try; 200 = in."""
+    client = client or Client()
+    if door == "api":
+        body = json.dumps({"email": email, "password": password, "name": "x"})
+        answer = client.post("/api/v1/token", body, content_type="application/json", REMOTE_ADDR=address)
+        return 200 if answer.status_code == 201 else answer.status_code
+    answer = client.post("/accounts/login/", {"login": email, "password": password}, REMOTE_ADDR=address)
+    return {302: 200, 200: 401}.get(answer.status_code, answer.status_code)
+
+
+def test_sixty_wrong_passwords_from_twelve_addresses_at_two_doors_meet_one_count() -> None:
+    user_make("lin@lab.example", password=PASSWORD)
+    found = [
+        tried("api" if number % 2 else "page", "LIN@lab.example " if number % 2 else "lin@lab.example", "wrong", f"198.51.{address}.7")
+        for number in range(5)
+        for address in range(12)
+    ]
+    # 12 first tries and 8 more, whichever door they came by; then nobody's address has one left.
+    assert (found[:20], set(found[20:])) == ([401] * 20, {429})
+    # The right one from a place that tried is refused like a wrong one.
+    assert tried("api", "lin@lab.example", PASSWORD, "198.51.3.99") == 429
+
+
+def test_an_account_that_does_not_exist_is_counted_the_same() -> None:
+    found = [tried("api", "nobody@lab.example", "wrong", f"198.51.{number}.7") for number in range(20)]
+    assert (found, tried("page", "nobody@lab.example", "wrong", "198.51.3.7")) == ([401] * 20, 429)
+
+
+@pytest.mark.parametrize("door", ["api", "page"])
+def test_a_stranger_locks_nobody_out(door: str) -> None:
+    user_make("lin@lab.example", password=PASSWORD)
+    own = Client()
+    assert tried("page", "lin@lab.example", PASSWORD, "192.0.2.1", own) == 200
+    own.post("/accounts/logout/")
+    for number in range(60):
+        tried(door, "lin@lab.example", "wrong", f"198.51.{number}.7")
+    assert tried(door, "lin@lab.example", "wrong", "198.51.3.7") == 429
+    assert tried("page", "lin@lab.example", PASSWORD, "198.51.3.9", own) == 200, "her own device, wherever it is"
+    assert tried(door, "lin@lab.example", PASSWORD, "203.0.113.5") == 200, "another machine, from where nobody has tried"
+
+
+def test_a_known_device_is_no_licence_to_guess() -> None:
+    user_make("lin@lab.example", password=PASSWORD)
+    own = Client()
+    assert tried("page", "lin@lab.example", PASSWORD, "192.0.2.1", own) == 200
+    own.post("/accounts/logout/")
+    found = [tried("page", "lin@lab.example", "wrong", f"192.0.{number}.1", own) for number in range(12)]
+    assert found == [401] * 10 + [429] * 2
+    own.cookies["device"] = own.cookies["device"].value[:-2] + "xx"  # what we did not sign is worth nothing
+    assert tried("page", "lin@lab.example", "wrong", "198.51.100.1", own) == 401
+
+
+def test_asking_for_the_password_again_counts_too() -> None:
+    user_make("lin@lab.example", password=PASSWORD)
+    thief = Client()
+    assert tried("page", "lin@lab.example", PASSWORD, "192.0.2.1", thief) == 200
+    found = [thief.post("/accounts/reauthenticate/", {"password": "wrong"}, REMOTE_ADDR="192.0.2.1").status_code for _ in range(12)]
+    assert found == [200] * 10 + [429] * 2
