@@ -25,6 +25,7 @@ usage: install.sh --controller-endpoint URL [--token-file FILE] [options]
   --data-dir DIR      where the agent keeps its ranks (/var/lib/nebulagrid/agent)
   --backend KIND      auto, nvml, level_zero, ascend, amd, simulated or none (auto)
   --scenario FILE     scenario of the simulated backend
+  --metrics-only      the node only reports its cards and its load; no job ever comes to it
   --python PROGRAM    Python 3.11 or newer
   --re-enroll         join again, with a new token, though this machine has a credential
   --no-service        install and enrol, start nothing
@@ -43,7 +44,7 @@ USAGE
 
   # --- 1. What is wanted ------------------------------------------------------------------------------------------
   endpoint='' token='' token_file='' node_name='' ca_hash='' ca_file='' user_mode='' prefix='' config_dir='' data_dir=''
-  backend='' scenario='' python='' re_enroll='' service=yes mode=install purge='' force=''
+  backend='' scenario='' metrics_only='' python='' re_enroll='' service=yes mode=install purge='' force=''
   while [ $# -gt 0 ]; do
     option=$1
     case $option in
@@ -55,7 +56,7 @@ USAGE
         ;;
     esac
     case $option in
-      --user | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force | --help | -h) ;;
+      --user | --metrics-only | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force | --help | -h) ;;
       --controller-endpoint | --endpoint | --token-file | --token | --name | --ca-sha256 | --ca-file | --prefix | --config-dir | --data-dir | \
         --backend | --scenario | --python) [ $# -ge 2 ] || fail "$option needs a value; --help shows all options" ;;
       *) fail "'$option' is not an option; --help shows all" ;;
@@ -74,6 +75,7 @@ USAGE
       --scenario) scenario=$2 ;;
       --python) python=$2 ;;
       --user) user_mode=yes ;;
+      --metrics-only) metrics_only=yes ;;
       --re-enroll) re_enroll=yes ;;
       --no-service) service='' ;;
       --print-unit) mode=unit ;;
@@ -86,7 +88,7 @@ USAGE
         ;;
     esac
     case $option in
-      --user | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force) shift ;;
+      --user | --metrics-only | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force) shift ;;
       *) shift 2 ;;
     esac
   done
@@ -332,6 +334,9 @@ DAEMON
   if [ -n "$token" ]; then warn "a token on the command line is seen by every user of this machine; use --token-file"; fi
   if [ -n "$enrolled" ]; then
     if [ -n "$token$token_file" ]; then say "this machine has joined already; the token is not used"; fi
+    if [ -n "$metrics_only" ] && ! grep -q '^mode = "metrics"$' "$config"; then
+      warn "this machine has joined already, to run jobs: --metrics-only changes nothing; write mode = \"metrics\" into $config instead"
+    fi
   elif [ -z "$token" ]; then
     case $token_file in
       '')
@@ -454,6 +459,7 @@ DAEMON
     if [ -n "$node_name" ]; then set -- "$@" --name "$node_name"; fi
     if [ -n "$backend" ]; then set -- "$@" --backend "$backend"; fi
     if [ -n "$scenario" ]; then set -- "$@" --scenario "$scenario"; fi
+    if [ -n "$metrics_only" ]; then set -- "$@" --mode metrics; fi
     # printf is the shell's own: the token is in no process list.
     printf '%s\n' "$token" | "$prefix/$version/bin/nebula-agent" enroll "$@" || fail "this machine could not join"
     token=''

@@ -20,7 +20,7 @@ from jobs.lifecycle import FINAL, LIVE, JobState
 from jobs.models import Artifact, Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import Told, told_read
 from jobs.selectors import Reader, jobs_visible_to, reader_of
-from jobs.services.known import known_error
+from jobs.services.known import known_error, last_words
 from jobs.timeline import timeline
 from jobs.waiting_page import jobs_waiting, where_text
 from jobs.wording import end_text, event_text
@@ -208,6 +208,7 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
     places = {attempt.epoch: place_of(list(attempt.ranks.all())) for attempt in attempts}
     queued = waits(job, events, now=now)
     reader = reader_of(user, [job])
+    known = known_error(job) if reader.may_read_output(job) else None
     can_move = not job.is_final and not job.want_cancel and reader.may_change(job)
     return {
         "job": job,
@@ -224,7 +225,8 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
         "waits": queued,
         "end": end_text(job) if job.is_final else "",
-        "known": known_error(job) if reader.may_read_output(job) else None,
+        "known": known,
+        "last_words": last_words(job) if known is None and reader.may_read_output(job) else [],
         "can_read": reader.may_read_output(job),
         "can_renew": can_move and job.lease_until is not None,
         "can_cancel": can_move,

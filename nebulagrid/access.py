@@ -182,6 +182,7 @@ GET          anyone  -             accounts/password/reset/done/
 GET,POST     anyone  -             accounts/password/reset/key/(?P<uidb36>[0-9A-Za-z]+)-(?P<key>.+)/$
 GET          anyone  -             accounts/password/reset/key/done/
 GET,POST     staff   -             admin/*
+GET,POST,PUT,PATCH,DELETE anyone - ^v1/(?P<rest>.*)$
 """
 
 API = """

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import redis
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError, connection
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponsePermanentRedirect, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.urls import Resolver404, resolve
@@ -171,6 +172,13 @@ def api_not_found(request: HttpRequest) -> HttpResponse:
         message = _("There is nothing at this address. Did you mean %(address)s?") % {"address": other}
         return JsonResponse(error_body("not_found", message), status=HTTPStatus.NOT_FOUND)
     return handler404(request)
+
+
+@csrf_exempt
+def api_moved(request: HttpRequest, rest: str) -> HttpResponse:
+    """``/v1/…``, as early drafts of the API had it: 308, which keeps method and body. The target is always below /api/v1/."""
+    query = request.META.get("QUERY_STRING", "")
+    return HttpResponsePermanentRedirect(f"/api/v1/{quote(rest, safe='/')}" + (f"?{query}" if query else ""), preserve_request=True)
 
 
 # --- health -------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ TABLE = """
 -events                                  POST           jobs/new/
 -reads                                   POST           jobs/new/sooner/
 -reads                                   POST           jobs/new/check/
+-reads                                   POST,PUT,PATCH,DELETE ^v1/(?P<rest>.*)$
 node.commanded                           POST           jobs/<int:id>/diagnose/
 -events,job.cancelled                    POST           jobs/<int:id>/cancel/
 -events,job.held                         POST           jobs/<int:id>/hold/

@@ -60,6 +60,7 @@ urlpatterns = [
     path("api/v1/", include(api_v1)),
     path("api/agent/v1/", include("jobs.agent_urls")),
     re_path(r"^api/", api.api_not_found),
+    re_path(r"^v1/(?P<rest>.*)$", api.api_moved),
     path("accounts/login/", throttled_page(account.login), name="account_login"),
     path("accounts/password/reset/", throttled_page(account.password_reset), name="account_reset_password"),
     path("accounts/signup/", throttled_page(account.signup), name="account_signup"),

@@ -135,7 +135,7 @@ class Pool:
     """Cards and nodes of the pool as one look read them, for figures and for words. ``cards``: card id → row."""
 
     nodes: dict[int, tuple[str, str]] = field(default_factory=dict)  # id → name, state
-    cards: dict[int, tuple[int, str, int, str, int | None, int, str]] = field(default_factory=dict)
+    cards: dict[int, tuple[int, str, int, str, int | None, int, str, bool]] = field(default_factory=dict)
 
     def place(self, gpu: int) -> str:
         node, _uuid, index, *_ = self.cards[gpu]
@@ -150,7 +150,7 @@ def pool_read() -> Pool:
     rows = (
         Gpu.objects.filter(node__in=nodes)
         .order_by()
-        .values_list("pk", "node_id", "uuid", "index", "model", "total_mib", "live_slices", "state")
+        .values_list("pk", "node_id", "uuid", "index", "model", "total_mib", "live_slices", "state", "is_exclusive")
     )
     return Pool(nodes=nodes, cards={pk: (*row,) for pk, *row in rows})
 
@@ -177,7 +177,7 @@ def figures_read(pool: Pool, *, now: float) -> Figures | None:
     slow = telemetry.cards_health([(pk, row[0], row[1]) for pk, row in pool.cards.items()])
     found: Figures = {name: {} for name, metric in METRICS.items() if metric.scope in ("gpu", "node")}
     temps: dict[str, float] = {}
-    for pk, (node, uuid, _index, _model, total, slices, state) in pool.cards.items():
+    for pk, (node, uuid, _index, _model, total, slices, state, is_whole) in pool.cards.items():
         if state == GpuState.MISSING:
             continue  # not a figure's business any more: it is an incident
         subject = f"gpu:{pk}"
@@ -189,7 +189,8 @@ def figures_read(pool: Pool, *, now: float) -> Figures | None:
         facts = slow.get(pk, {}) if is_fresh else {}
         memory = _part(status.get("used_mib"), total)
         use, temp = _number(status.get("util_pct"), most=100), _number(status.get("temp_c"), most=150)
-        found["memory_pct"][subject] = memory
+        if not is_whole:  # who has a card to himself may fill it
+            found["memory_pct"][subject] = memory
         if slices:
             found["idle_held_pct"][subject] = use
         tensor = _number(status.get("tensor_pct"), most=100)

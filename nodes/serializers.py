@@ -209,7 +209,7 @@ class EnrollTokenRequest(NodeInput):
 
 
 class CommandRequest(NodeInput):
-    verb = Text(max_length=20, help_text="diagnose, doctor, drill, ping, reset, selftest, tail, warmup")
+    verb = Text(max_length=20, help_text="diagnose, doctor, drill, ping, reset, selftest, tail")
     args = serializers.DictField(required=False)
 
 

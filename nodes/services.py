@@ -51,7 +51,7 @@ ENROL_TTL_MAX_S = 3600
 COMMAND_TTL_MAX_S = 24 * 3600
 COMMAND_ARGS_MAX = 16 * 1024
 #: What an agent understands; agent/commands has the other side.
-VERBS = ("diagnose", "doctor", "drill", "ping", "reset", "selftest", "tail", "warmup")
+VERBS = ("diagnose", "doctor", "drill", "ping", "reset", "selftest", "tail")
 
 # --- joining ------------------------------------------------------------------------------------------------------
 

@@ -469,6 +469,36 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F39": (
+        "who uses a card is nowhere to be seen",
+        {
+            "jobs/test_holders.py": (
+                "test_the_api_names_who_holds_a_slice",
+                "test_the_pages_name_who_uses_a_card",
+                "test_a_list_of_jobs_tells_the_node",
+            ),
+            "client/test_ctl_words.py": (
+                "test_the_list_of_cards_says_who_uses_them",
+                "test_the_list_of_jobs_has_a_column_for_the_node",
+            ),
+        },
+    ),
+    "F40": (
+        "memory nearly full is an alert for jobs that own their card",
+        {
+            "nodes/test_alerts.py": ("test_a_card_that_a_job_has_to_itself_may_be_full",),
+        },
+    ),
+    "F42": (
+        "a failed program's page says exit code 1 and nothing of why",
+        {
+            "jobs/test_last_lines.py": (
+                "test_the_line_that_says_why",
+                "test_the_page_of_a_failed_job_says_why_and_offers_to_run_it_again",
+                "test_no_text_makes_it_slow_or_long",
+            ),
+        },
+    ),
     "F43": (
         "the command line says things that disagree or can't be read",
         {

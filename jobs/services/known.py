@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.known_errors import BY_CODE, Found, error_of
+from typing import Any
+
+from jobs.known_errors import BY_CODE, Found, error_of, output_tail
+from jobs.last_lines import last_lines
 from jobs.lifecycle import EndReason, JobState
 from jobs.models import Job, Rank
 from nodes.text import text_clean
@@ -28,6 +31,12 @@ def known_error(job: Job) -> Found | None:
     return Found(error=error, line=str(kept.get("line", ""))) if error is not None else None
 
 
+def last_words(job: Job) -> list[str]:
+    """The last lines of a failed job's output, as they were kept with its known error: call ``known_error`` first. No query."""
+    kept = (job.end_known or {}).get("last") if may_be_known(job) else None
+    return [str(line) for line in kept] if isinstance(kept, list) else []
+
+
 def known_error_note(pk: int) -> None:
     """Looks once; a second call changes nothing. Call outside of transactions: it reads files."""
     job = Job.objects.filter(pk=pk, end_known__isnull=True).only("state", "end_reason", "end_params", "epoch").first()
@@ -37,5 +46,7 @@ def known_error_note(pk: int) -> None:
     ranks = Rank.objects.filter(attempt__job=job, attempt__epoch=job.epoch).values_list("index", "key")
     keys = [key for _index, key in sorted(ranks, key=lambda rank: (rank[0] != blamed, rank[0]))]
     found = error_of(keys[:KNOWN_RANKS])
-    kept = {} if found is None else {"code": found.error.code, "line": text_clean(found.line)}  # PostgreSQL keeps no NUL
+    kept: dict[str, Any] = {} if found is None else {"code": found.error.code, "line": text_clean(found.line)}  # PostgreSQL keeps no NUL
+    if keys:
+        kept["last"] = last_lines(output_tail(keys[0]))
     Job.objects.filter(pk=pk, end_known__isnull=True).update(end_known=kept)

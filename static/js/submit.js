@@ -1,5 +1,5 @@
 /* The submit form: which fields the person has been in (their errors are told at once), aria-invalid to match the messages
-   that the server sends, quick choices, Ctrl Enter, copying the shell's line. The checking itself is the server's. */
+   that the server sends, quick choices, Ctrl Enter. The checking itself is the server's. */
 const form = document.querySelector("[data-submit]");
 const touched = form.querySelector("[name=touched]");
 const names = new Set(touched.value.split(",").filter(Boolean));
@@ -31,8 +31,8 @@ form.addEventListener("keydown", (event) => {
     form.requestSubmit();
   }
 });
-document.addEventListener("click", async (event) => {
-  const choice = event.target.closest("[data-set]"), copy = event.target.closest("[data-copy]");
+document.addEventListener("click", (event) => {
+  const choice = event.target.closest("[data-set]");
   if (choice) {
     const values = new URLSearchParams(choice.dataset.set);
     let last = null;
@@ -47,15 +47,6 @@ document.addEventListener("click", async (event) => {
       touch(name);
     }
     last?.dispatchEvent(new Event("change", { bubbles: true }));
-  } else if (copy) {
-    const word = copy.querySelector("[data-done]"), before = word.textContent;
-    try {
-      await navigator.clipboard.writeText(document.querySelector(copy.dataset.copy).textContent.trim());
-      word.textContent = word.dataset.done;
-      setTimeout(() => { word.textContent = before; }, 2000);
-    } catch {
-      getSelection().selectAllChildren(document.querySelector(copy.dataset.copy)); // no permission: it is chosen, Ctrl C copies
-    }
   }
 });
 document.body.addEventListener("htmx:afterSettle", marks);

@@ -149,7 +149,8 @@ class TestJobs:
         with django_capture_on_commit_callbacks(execute=True):
             job = self.failed(lab, "ModuleNotFoundError: No module named 'x'\n")
         job.refresh_from_db()
-        assert job.end_known == {"code": "module_missing", "line": "ModuleNotFoundError: No module named 'x'"}
+        line = "ModuleNotFoundError: No module named 'x'"
+        assert job.end_known == {"code": "module_missing", "line": line, "last": [line]}
         monkeypatch.setattr("jobs.services.known.error_of", pytest.fail)
         client.force_login(job.owner)
         for _view in range(2):
@@ -160,7 +161,7 @@ class TestJobs:
         Job.objects.filter(pk=job.pk).update(end_known=None)
         client.force_login(job.owner)
         assert client.get(f"/jobs/{job.pk}/").status_code == 200
-        assert Job.objects.get(pk=job.pk).end_known == {}
+        assert Job.objects.get(pk=job.pk).end_known == {"last": ["no error that is known"]}
         monkeypatch.setattr("jobs.services.known.error_of", pytest.fail)
         assert 'id="known-error"' not in client.get(f"/jobs/{job.pk}/").content.decode()
 

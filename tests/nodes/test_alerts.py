@@ -96,6 +96,18 @@ def test_memory_that_stays_full_is_one_alert_and_one_notice(lab: Lab) -> None:
     assert (notice.user, notice.kind, notice.path) == (lab.staff, "alert", f"/alerts/{alert.pk}/")
 
 
+def test_a_card_that_a_job_has_to_itself_may_be_full(lab: Lab) -> None:
+    Gpu.objects.update(is_exclusive=True, live_slices=1)
+    lab.look(for_s=1800, used_mib=9900)
+    assert "memory-high" not in lab.codes()
+    Gpu.objects.update(is_exclusive=False)
+    lab.look(for_s=1800, used_mib=9900)
+    assert "memory-high" in lab.codes()
+    Gpu.objects.update(is_exclusive=True)
+    lab.look(for_s=600, used_mib=9900)
+    assert "memory-high" not in lab.codes(state="OPEN")
+
+
 def test_it_resolves_when_the_figure_is_back_and_a_new_one_is_a_new_episode(lab: Lab) -> None:
     lab.look(for_s=300, used_mib=9500)
     lab.look(for_s=60)

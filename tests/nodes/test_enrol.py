@@ -201,6 +201,7 @@ def test_a_command_is_kept_when_the_broker_is_away(monkeypatch, django_capture_o
     ("fields", "code"),
     [
         ({"verb": "rm -rf /"}, "verb_unknown"),
+        ({"verb": "warmup"}, "verb_unknown"),  # no agent knows it yet
         ({"verb": "tail", "args": {"x": "y" * 20_000}}, "args_too_long"),
         ({"verb": "ping", "ttl_s": 0}, "command_ttl"),
         ({"verb": "ping", "ttl_s": 10**9}, "command_ttl"),
