@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
+
+from django.db.models import Q
 
 from jobs.admission import demanded_by, lacks_of, lacks_read
 from jobs.alive import alive_until, seen_s
 from jobs.history import lately_read
-from jobs.lifecycle import RANK_FINAL, JobState, RankState, SliceState
+from jobs.lifecycle import RANK_FINAL, EndReason, JobState, RankState, SliceState
 from jobs.machines import hosts_read, nodes_all, nodes_lock, nodes_read
 from jobs.model_caps import narrow, room_read
 from jobs.models import Job, Rank, Slice
@@ -153,12 +155,40 @@ def _alive_until(
     return min(now, alive_until(started_at, ran_s, now=now)).timestamp()
 
 
-def _failed_on() -> dict[int, set[int]]:
-    """Waiting job → the nodes that could not launch it. One query."""
-    found: dict[int, set[int]] = defaultdict(set)
-    failed = Rank.objects.filter(attempt__job__state=JobState.WAITING, attempt__job__requeues__gt=0, observed=RankState.LAUNCH_FAILED)
-    for job, node in failed.order_by().values_list("attempt__job_id", "node_id"):
-        found[job].add(node)
+#: How long a job waits after its first, second, third … launch that a node spoilt, in seconds.
+BACKOFF_S = (5, 30, 120, 300)
+
+
+@dataclass(slots=True)
+class Spoilt:
+    """The launches of a waiting job that failed by no fault of its own: where, how many, and when the last of them ended."""
+
+    nodes: set[int] = field(default_factory=set)
+    attempts: set[int] = field(default_factory=set)
+    last: datetime | None = None
+
+    @property
+    def pause_s(self) -> int:
+        return BACKOFF_S[min(len(self.attempts), len(BACKOFF_S)) - 1]
+
+    def backs_off(self, now: datetime) -> bool:
+        return self.last is not None and now < self.last + timedelta(seconds=self.pause_s)
+
+
+def _spoilt_launches() -> dict[int, Spoilt]:
+    """Waiting job → what became of its launches. One query. A node whose agent died at the launch says that nothing was started."""
+    found: dict[int, Spoilt] = defaultdict(Spoilt)
+    failed = Rank.objects.filter(
+        Q(observed=RankState.LAUNCH_FAILED) | Q(exit_cause="never_started"),
+        attempt__job__state=JobState.WAITING,
+        attempt__job__requeues__gt=0,
+        attempt__end_reason=EndReason.LAUNCH_FAILED,
+    )
+    for job, node, attempt, ended in failed.order_by().values_list("attempt__job_id", "node_id", "attempt_id", "attempt__ended_at"):
+        spoilt = found[job]
+        spoilt.nodes.add(node)
+        spoilt.attempts.add(attempt)
+        spoilt.last = max(filter(None, (spoilt.last, ended)), default=None)
     return found
 
 
@@ -188,7 +218,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     waiting = _waiting_rows()
     owners, projects = {row[7] for row in waiting}, {row[8] for row in waiting}
     quota = standing_of(users=owners, projects=projects, now=now)
-    failed_on = _failed_on() if any(row[17] for row in waiting) else {}
+    failed_on = _spoilt_launches() if any(row[17] for row in waiting) else {}
     by_model = room_read(quota.models_users, quota.models_projects)
     lacks = lacks_read(owners, demanded_by(nodes))
     nowhere: frozenset[int] = frozenset()
@@ -204,6 +234,8 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
             hold, params = "held", {"by": by or "", "why": why}
         elif restored:
             hold = "restored"
+        elif pk in failed_on and failed_on[pk].backs_off(now):
+            hold, params = "backing_off", {"times": len(failed_on[pk].attempts), "pause_s": failed_on[pk].pause_s}
         elif owner in quota.over_users:
             hold, params = "quota_exceeded", quota.over_users[owner]
         elif project in quota.over_projects:
@@ -228,7 +260,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
                 time_limit_s=limit,
                 hold=hold,
                 hold_params=params,
-                avoid_nodes=frozenset(failed_on[pk]) if pk in failed_on else nowhere,
+                avoid_nodes=frozenset(failed_on[pk].nodes) if pk in failed_on else nowhere,
             )
         )
     view = core.Snapshot(

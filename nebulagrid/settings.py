@@ -475,6 +475,7 @@ for _name, _kept, _least in (
 DISK_FLOOR_MIB = env_int("DISK_FLOOR_MIB", 256)  # stays free on the data folder's disks: submits and uploads are refused before
 JOB_TEXT_MIB = env_int("JOB_TEXT_MIB", 16)  # commands and environments of one user's active jobs
 LOG_CAP_MIB = env_int("LOG_CAP_MIB", 1024)
+CORDON_AFTER_LAUNCHES = env_int("CORDON_AFTER_LAUNCHES", 3)  # spoilt in a row by the node's own fault; 0 = never
 ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
 OWNERLESS_HOURS = env_int("OWNERLESS_HOURS", 72)  # of a job whose owner is switched off, or that has run for LONG_JOB_DAYS

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from nodes import telemetry
 from nodes.doubts import nodes_doubted
+from nodes.launches import SPOILS
 from nodes.liveness import is_half_silent
 from nodes.models import Gpu, GpuState, Node, NodeState
 
@@ -92,6 +93,13 @@ METRICS: Final[dict[str, Metric]] = {
             "and look who could read its files."
         ),
     ),
+    "node_spoils": Metric(
+        scope="node", unit="", title=gettext_lazy("A node was taken out of service"),
+        sentence=gettext_lazy("{node} takes no new work: its disk is full, or several launches in a row failed there."),
+        advice=gettext_lazy(
+            "Its page says what is wrong. With room on its disk it is back by itself; otherwise put it right and resume it."
+        ),
+    ),
     "silent_nodes_pct": Metric(
         scope="pool", unit="%", title=gettext_lazy("Most nodes are silent"),
         sentence=gettext_lazy("{value} of the nodes are not heard of (limit {limit})."),
@@ -136,6 +144,7 @@ class Pool:
 
     nodes: dict[int, tuple[str, str]] = field(default_factory=dict)  # id → name, state
     cards: dict[int, tuple[int, str, int, str, int | None, int, str, bool]] = field(default_factory=dict)
+    spoiling: frozenset[int] = frozenset()  # nodes that were cordoned because nothing can be launched there
 
     def place(self, gpu: int) -> str:
         node, _uuid, index, *_ = self.cards[gpu]
@@ -144,15 +153,16 @@ class Pool:
 
 def pool_read() -> Pool:
     """Two SELECTs."""
-    nodes = {
-        pk: (name, state) for pk, name, state in Node.objects.exclude(state=NodeState.RETIRED).order_by().values_list("pk", "name", "state")
-    }
+    listed = Node.objects.exclude(state=NodeState.RETIRED).order_by().values_list("pk", "name", "state", "cordoned", "cordon_reason")
+    told = list(listed)
+    nodes = {pk: (name, state) for pk, name, state, _cordoned, _reason in told}
+    spoiling = frozenset(pk for pk, _name, _state, cordoned, reason in told if cordoned and reason in (SPOILS, "disk_full"))
     rows = (
         Gpu.objects.filter(node__in=nodes)
         .order_by()
         .values_list("pk", "node_id", "uuid", "index", "model", "total_mib", "live_slices", "state", "is_exclusive")
     )
-    return Pool(nodes=nodes, cards={pk: (*row,) for pk, *row in rows})
+    return Pool(nodes=nodes, cards={pk: (*row,) for pk, *row in rows}, spoiling=spoiling)
 
 
 def _part(value: Any, whole: Any) -> float | None:
@@ -222,6 +232,7 @@ def _nodes(found: Figures, pool: Pool, latest: Mapping[int, telemetry.Latest], *
         )
         found["node_silent"][f"node:{pk}"] = silent
         found["node_doubted"][f"node:{pk}"] = float(doubted.get(pk, (0, ""))[0])
+        found["node_spoils"][f"node:{pk}"] = 1.0 if pk in pool.spoiling else 0.0
         heard = latest.get(pk)
         is_fresh = heard is not None and now - heard.at < STALE_AFTER_S
         skew = heard.skew_s if heard is not None and is_fresh else None

@@ -25,9 +25,9 @@ BOX_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)
 NOT_SEEN = "not_seen"
 #: More ports of RDMA than this are no machine.
 PORTS_MAX = 64
-#: Advice that keeps new work from a node while it lasts: programs that start now would fail, those that run go on. It is
-#: also the reason of that cordon, put into words at the edge (nodes/wording.py).
-CORDONING = "driver_mismatch"
+#: Advice that keeps new work from a node while it lasts: programs that start now would fail, those that run go on. The first that
+#: is told is also the reason of that cordon, put into words at the edge (nodes/wording.py).
+CORDONING = ("driver_mismatch", "disk_full")
 #: A card may leave a node of these states: it is not there any more, or nobody says that it is.
 SILENT = (NodeState.UNKNOWN, NodeState.DOWN, NodeState.RETIRED, NodeState.ENROLLING)
 
@@ -86,22 +86,21 @@ def _facts_apply(node: Node, inventory: Inventory) -> None:
 
 
 def _cordon_apply(node: Node) -> None:
-    """Cordon a node whose driver no longer fits its library, and end that cordon, and no other, when it fits again.
+    """Cordon a node that tells of one of CORDONING, and end that cordon, and no other, when it is over.
 
     Compare-and-swap: an admin's cordon stays as it is, and so does a node that an admin resumed in spite of the advice,
     until the agent tells something new.
     """
-    if CORDONING in node.advice:
+    told = next((code for code in CORDONING if code in node.advice), None)
+    if told is not None:
         found = Node.objects.filter(pk=node.pk, cordoned=False)
-        changes: dict[str, Any] = {"cordoned": True, "cordon_reason": CORDONING, "cordoned_by": None, "cordoned_until": None}
+        changes: dict[str, Any] = {"cordoned": True, "cordon_reason": told, "cordoned_by": None, "cordoned_until": None}
     else:
-        found = Node.objects.filter(pk=node.pk, cordoned=True, cordon_reason=CORDONING, cordoned_by=None)
+        found = Node.objects.filter(pk=node.pk, cordoned=True, cordon_reason__in=CORDONING, cordoned_by=None)
         changes = {"cordoned": False, "cordon_reason": "", "cordoned_until": None}
     # Most inventories change nothing here, and then nothing is written.
     if node.cordoned != changes["cordoned"] and found.update(**changes):
-        log.warning(
-            "node %s: %s", node.name, "cordoned, its driver and library differ" if changes["cordoned"] else "resumed, its driver fits"
-        )
+        log.warning("node %s: %s", node.name, f"cordoned, {told}" if told is not None else "resumed, what it was cordoned for is over")
         for name, value in changes.items():
             setattr(node, name, value)
 

@@ -96,6 +96,8 @@ class Node(models.Model):
         settings.AUTH_USER_MODEL, verbose_name=_("cordoned by"), null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     cordoned_until = models.DateTimeField(_("cordoned until"), null=True, blank=True)
+    # In a row, by its own fault (nodes/launches.py).
+    spoilt_launches = models.PositiveSmallIntegerField(_("spoilt launches"), default=0, editable=False)
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
 
     class Meta:

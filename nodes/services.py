@@ -174,7 +174,7 @@ def node_resume(*, node: Node, by: AbstractBaseUser | None) -> Node:
     log.info("node %s resumed by %s", node.name, by or "its time")
     with transaction.atomic():
         audit(by, "node.resumed", f"node {node.name}")
-        return _cordon_set(node, cordoned=False, cordon_reason="", cordoned_by=None, cordoned_until=None)
+        return _cordon_set(node, cordoned=False, cordon_reason="", cordoned_by=None, cordoned_until=None, spoilt_launches=0)
 
 
 def _cordon_set(node: Node, **fields: Any) -> Node:

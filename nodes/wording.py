@@ -54,7 +54,13 @@ ADVICE = {
     "topology_unknown": gettext_lazy("The card topology can't be read: cards that are close to each other are not preferred."),
     "unified_memory": gettext_lazy("The cards share memory with the host."),
     "clock_skew": gettext_lazy("The node's clock differs from the control plane's; set up NTP."),
-    "disk_full": gettext_lazy("The agent's disk is almost full: logs can't be kept."),
+    "disk_full": gettext_lazy(
+        "The agent's disk is full: no job can be started or written down here. Make room on the disk of its data folder; the node takes "
+        "work again by itself then."
+    ),
+    "launches_failed": gettext_lazy(
+        "Several launches in a row failed here by the node's own fault. The jobs' pages say how; put it right, then resume the node."
+    ),
     "plain_http": gettext_lazy("The agent talks plain HTTP; that is right on this machine only."),
 }
 

@@ -231,6 +231,17 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "F19": (
+        "a full disk ends the agent, and jobs fail on it again and again",
+        {
+            "jobs/test_launches.py": (
+                "test_it_goes_to_another_node_after_a_pause",
+                "test_the_pauses_grow",
+                "test_a_node_that_spoils_three_launches_in_a_row_is_taken_out_of_service",
+            ),
+            "nodes/test_alerts.py": ("test_a_node_that_was_taken_out_of_service_by_itself_is_an_alert_until_it_is_back",),
+        },
+    ),
     "F5": (
         "agents of two control planes on one machine kill each other's jobs",
         {

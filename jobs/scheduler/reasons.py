@@ -37,6 +37,7 @@ QUOTA_EXCEEDED: Final = "quota_exceeded"
 CARDS_EXCEEDED: Final = "cards_exceeded"
 MODEL_CARDS_EXCEEDED: Final = "model_cards_exceeded"
 RESTORED: Final = "restored"
+BACKING_OFF: Final = "backing_off"
 # One card or one node is of the wrong kind; said by ``grant_for`` and ``fits``, and by ``plan`` only as a never_* code.
 VENDOR: Final = "vendor"
 MODEL: Final = "model"
@@ -150,6 +151,7 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     },
     CARDS_EXCEEDED: {"needed": "cards asked for", "room": "cards that the owner or the project may still hold"},
     RESTORED: {},
+    BACKING_OFF: {"times": "launches that nodes spoilt", "pause_s": "seconds from the last of them to the next try"},
     VENDOR: {"asked": "asked for", "have": "what the card is"},
     MODEL: {"asked": "asked for", "have": "what the card is"},
     ARCH: {"asked": "asked for", "have": "what the card is; None = unknown"},

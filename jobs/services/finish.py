@@ -20,6 +20,7 @@ from jobs.notify import pass_nudge
 from jobs.services.faults import card_to_blame
 from jobs.services.known import known_error_note
 from jobs.services.moves import jobs_move
+from nodes.launches import launch_spoilt, launch_worked
 from nodes.sync import nodes_seen
 from quotas.counters import Counters
 from quotas.sql import swap
@@ -140,11 +141,24 @@ def attempt_finish(
         return False
     attempt.ended_at = now
     _job_settle(job, end=end, now=now, started_at=min((r.started_at for r in ranks if r.started_at), default=None), counters=counters)
+    _launches_count(ranks, end=end)
     if end.reason in (EndReason.NONZERO_EXIT, EndReason.GPU_MEMORY):
         transaction.on_commit(functools.partial(known_error_note, job.pk), robust=True)
     ranks_forget(ranks, free=free)
     pass_nudge()
     return True
+
+
+def _launches_count(ranks: Sequence[Rank], *, end: End) -> None:
+    """Has each node remember whether it spoilt a launch or ran a program. In transactions of their own: a node's row is no part of
+    the order of locks."""
+    spoils = end.reason is EndReason.LAUNCH_FAILED and end.can_requeue
+    for rank in ranks:
+        if rank.observed == RankState.LAUNCH_FAILED or (spoils and rank.index == end.params.get("rank")):
+            if spoils and rank.launch_error not in USERS_LAUNCH_ERRORS:
+                transaction.on_commit(functools.partial(launch_spoilt, rank.node_id), robust=True)
+        elif rank.started_at is not None and rank.node.spoilt_launches:
+            transaction.on_commit(functools.partial(launch_worked, rank.node_id), robust=True)
 
 
 def rank_end_unheard(rank: Rank, *, now: datetime, **changes: Any) -> bool:

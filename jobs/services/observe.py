@@ -314,7 +314,7 @@ _RANK_FIELDS = _fields(
     Rank, "id", "attempt_id", "node_id", "index", "key", "desired", "observed", "grace_s", "started_at", "began_s", "ran_s", "exited_at",
     "exit_cause", "exit_code", "exit_signal", "launch_error", "detail", "final_log_offset",
 )  # fmt: skip
-_NODE_FIELDS = _fields(Node, "id", "name")
+_NODE_FIELDS = _fields(Node, "id", "name", "spoilt_launches")
 _ATTEMPT_FIELDS = _fields(Attempt, "id", "job_id", "epoch", "created_at", "ended_at", "stop_reason", "stop_params", "fence")
 _JOB_FIELDS = _fields(
     Job, "id", "owner_id", "project_id", "state", "epoch", "epoch_floor", "nodes", "is_restored", "want_cancel", "cancel_by_id",

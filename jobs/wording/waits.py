@@ -308,6 +308,14 @@ REASONS: dict[str, Sentence] = {
         % {"needed": p["needed"], "model": p["model"], "limit": p["limit"], "room": p["room"]}
     ),
     "restored": lambda p: _("The control plane came back from a backup; the job waits until all nodes have said what ran since."),
+    "backing_off": lambda p: (
+        ngettext(
+            "%(times)d launch failed by no fault of the job; it is tried again %(pause)d s later, on another node if one is free.",
+            "%(times)d launches failed by no fault of the job; it is tried again %(pause)d s later, on another node if one is free.",
+            p["times"],
+        )
+        % {"times": p["times"], "pause": p["pause_s"]}
+    ),
     "vendor": _asked("vendor"),
     "model": _asked("model"),
     "arch": _asked("arch"),

@@ -148,7 +148,7 @@ def test_a_launch_that_the_machine_spoilt_is_tried_elsewhere(lab: Lab) -> None:
     lab.report(job, "LAUNCH_FAILED", launch_error="cgroup", launch_detail="read-only", released=True)
     assert state(job) == "WAITING"
     assert job.requeues == 1
-    lab.schedule()
+    lab.schedule(lab.later(60))
     assert state(job) == "STARTING"
     assert lab.rank(job).node.name == "n2"
     assert lab.rank(job).key == f"{job.pk}.2.0"

@@ -445,3 +445,16 @@ def test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts(lab: Lab) -
     assert "differs by 45" in row_sentence(alerts["clock_skew_s"])
     lab.look(for_s=1200)
     assert Alert.objects.get(pk=alerts["node_doubted"].pk).state == "RESOLVED"
+
+
+def test_a_node_that_was_taken_out_of_service_by_itself_is_an_alert_until_it_is_back(lab: Lab) -> None:
+    for reason, is_told in (("launches_failed", True), ("disk_full", True), ("new fans", False)):
+        Node.objects.filter(pk=lab.node.pk).update(cordoned=True, cordon_reason=reason)
+        lab.look(for_s=60)
+        found = Alert.objects.filter(metric="node_spoils", state="OPEN")
+        assert [row.level for row in found] == ([1] if is_told else []), reason
+        if is_told:
+            assert "n1 takes no new work" in row_sentence(found[0])
+        Node.objects.filter(pk=lab.node.pk).update(cordoned=False, cordon_reason="")
+        lab.look(for_s=120)
+        assert not Alert.objects.filter(metric="node_spoils", state="OPEN").exists()
