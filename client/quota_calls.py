@@ -71,6 +71,14 @@ class QuotaCalls:
         """Take my request back while it is open."""
         return cast("dict[str, Any]", self._call("POST", f"/quota/requests/{int(request)}/withdraw"))
 
+    def storage(self) -> dict[str, Any]:
+        """What the files and output of my jobs take on the control plane, against the limits; of projects that I lead, too."""
+        return cast("dict[str, Any]", self._call("GET", "/usage/storage"))
+
+    def job_artifacts_remove(self, job_id: int) -> None:
+        """Remove all files of a job that has ended: there is room for others then."""
+        self._call("DELETE", f"/jobs/{int(job_id)}/artifacts", is_repeatable=True)
+
     def statement(self, *, month: str | None = None, user: str | None = None, project: str | None = None) -> dict[str, Any]:
         """What was used in a month ("2026-07"; this one), by user, project and card model; figures are texts with exact decimals."""
         return cast("dict[str, Any]", self._call("GET", "/usage/statement", params=_given(month=month, user=user, project=project)))

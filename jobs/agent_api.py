@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import logging
-import os
-import re
-import tempfile
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -24,10 +19,11 @@ from agent.protocol import EnrolRequest, LogAnswer, Orders, ProtocolError, SyncR
 from jobs import logs
 from jobs.job_secrets import masks_of, results_masked
 from jobs.lifecycle import RankState
-from jobs.models import Artifact, Rank
-from jobs.notify import jobs_changed, pass_nudge
+from jobs.models import Rank
+from jobs.notify import pass_nudge
 from jobs.services import attempt_maybe_finish, observed_apply, orders_build
 from jobs.services.faults import card_holders, faults_apply
+from jobs.services.files import LOG_ALWAYS, log_cut
 from jobs.services.observe import Applied, ForeignRank, ranks_of
 from jobs.services.restore import restore_sync
 from nodes import live
@@ -35,6 +31,7 @@ from nodes.auth import node_authenticate
 from nodes.doubts import doubt
 from nodes.models import Node, NodeState
 from nodes.services import NodeSync, node_enrol, node_heard, node_ready, node_sync
+from quotas.disk import DiskFull, disk_check
 from quotas.errors import DomainError
 from quotas.secrets import KeyMissing
 from quotas.throttles import client_address, throttle_allow
@@ -49,10 +46,9 @@ REFUSALS = {
     "unsupported_proto": "The agent and the control plane speak different protocols. Upgrade the older one.",
     "bad_session": "The session, boot id or number of this sync is not valid.",
 }
-ARTIFACT_NAME = re.compile(r"[^\x00-\x1f/\\]{1,255}")
 
 
-def _refuse(status: int, code: str, message: str, **headers: str) -> JsonResponse:
+def refuse(status: int, code: str, message: str, **headers: str) -> JsonResponse:
     return JsonResponse({"code": code, "message": message, "fields": {}}, status=status, headers=headers)
 
 
@@ -64,15 +60,15 @@ def agent_view(method: str) -> Callable[[Callable[..., HttpResponse]], Callable[
         @functools.wraps(view)
         def inner(request: HttpRequest, **kwargs: Any) -> HttpResponse:
             if request.method != method:
-                return _refuse(405, "method_not_allowed", f"Use {method}.", Allow=method)
+                return refuse(405, "method_not_allowed", f"Use {method}.", Allow=method)
             node = node_authenticate(request.headers.get("Authorization", ""))
             if node is None:
-                return _refuse(
+                return refuse(
                     401, "unauthenticated", "The node's credential is not valid. Enrol the node again.", **{"WWW-Authenticate": "Node"}
                 )
             allowed, retry_after = throttle_allow("agent", str(node.pk))
             if not allowed:
-                return _refuse(429, "throttled", "Too many requests from this node.", **{"Retry-After": str(max(1, round(retry_after)))})
+                return refuse(429, "throttled", "Too many requests from this node.", **{"Retry-After": str(max(1, round(retry_after)))})
             return view(request, node=node, **kwargs)
 
         inner.opens_to_nodes_only = True  # type: ignore[attr-defined]
@@ -84,17 +80,17 @@ def agent_view(method: str) -> Callable[[Callable[..., HttpResponse]], Callable[
 @csrf_exempt
 def enroll(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
-        return _refuse(405, "method_not_allowed", "Use POST.", Allow="POST")
+        return refuse(405, "method_not_allowed", "Use POST.", Allow="POST")
     allowed, retry_after = throttle_allow("anonymous", client_address(request))
     if not allowed:
-        return _refuse(429, "throttled", "Too many attempts from this address.", **{"Retry-After": str(max(1, round(retry_after)))})
+        return refuse(429, "throttled", "Too many attempts from this address.", **{"Retry-After": str(max(1, round(retry_after)))})
     try:
         wanted = EnrolRequest.from_json(json_read(request.body))
         answer = node_enrol(request=wanted)
     except ProtocolError as error:
-        return _refuse(400, "invalid", str(error)[:300])
+        return refuse(400, "invalid", str(error)[:300])
     except DomainError as error:
-        return _refuse(error.http_status, error.code, str(error.message))
+        return refuse(error.http_status, error.code, str(error.message))
     return JsonResponse(answer.to_json(), status=201)
 
 
@@ -104,13 +100,13 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
     # 1. Read.
     body = request.body
     if len(body) > MAX_SYNC_BYTES:
-        return _refuse(413, "too_large", f"A sync is at most {MAX_SYNC_BYTES} bytes; this one has {len(body)}.")
+        return refuse(413, "too_large", f"A sync is at most {MAX_SYNC_BYTES} bytes; this one has {len(body)}.")
     try:
         message = SyncRequest.from_json(json_read(body))
         for seen in message.observed:
             rank_parts(seen.rank)
     except ProtocolError as error:
-        return _refuse(400, "invalid", str(error)[:300])
+        return refuse(400, "invalid", str(error)[:300])
     now = timezone.now()
     # 2. The node (session, inventory, telemetry, events, commands) and its ranks.
     try:
@@ -123,9 +119,9 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
     except ForeignRank as error:
         log.error("node %s reported rank %s, which is another node's", node.name, error.key)
         doubt(node.pk, "foreign_rank", now=now, data={"rank": error.key[:60]})
-        return _refuse(403, "not_yours", f"Rank {error.key} belongs to another node.")
+        return refuse(403, "not_yours", f"Rank {error.key} belongs to another node.")
     if not seen.accepted:
-        return _refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
+        return refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
     if not seen.is_repeat:
         node_heard(node=node, sync=message, now=now)
     # 3. A full reconcile is done: the node takes work again.
@@ -174,18 +170,19 @@ def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[Nod
     )
 
 
-def _own_rank(node: Node, key: str) -> Rank | HttpResponse:
+def own_rank(node: Node, key: str) -> Rank | HttpResponse:
+    """The node's own rank, or the refusal."""
     try:
         rank_parts(key)
     except ProtocolError as error:
-        return _refuse(400, "invalid", str(error))
+        return refuse(400, "invalid", str(error))
     rank = Rank.objects.filter(key=key).select_related("attempt").first()
     if rank is None:
-        return _refuse(404, "not_found", f"There is no rank {key}.")
+        return refuse(404, "not_found", f"There is no rank {key}.")
     if rank.node_id != node.pk:
         log.error("node %s wrote to rank %s, which is another node's", node.name, key)
         doubt(node.pk, "foreign_rank", now=timezone.now(), data={"rank": key})
-        return _refuse(403, "not_yours", f"Rank {key} belongs to another node.")
+        return refuse(403, "not_yours", f"Rank {key} belongs to another node.")
     return rank
 
 
@@ -197,33 +194,39 @@ def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
     for name in numbers:
         text = request.GET.get(name)
         if text is not None and not (text.isascii() and text.isdigit() and len(text) < 19):
-            return _refuse(400, "invalid", f"?{name}=N must be a whole number of bytes.")
+            return refuse(400, "invalid", f"?{name}=N must be a whole number of bytes.")
         numbers[name] = None if text is None else int(text)
     offset, total = numbers["offset"], numbers["tail_of"]
     if offset is None:
-        return _refuse(400, "invalid", "?offset=N must be a whole number of bytes.")
+        return refuse(400, "invalid", "?offset=N must be a whole number of bytes.")
     data = request.body
     if len(data) > MAX_LOG_CHUNK:
-        return _refuse(413, "too_large", f"A chunk is at most {MAX_LOG_CHUNK} bytes; this one has {len(data)}.")
-    row = _own_rank(node, rank)
+        return refuse(413, "too_large", f"A chunk is at most {MAX_LOG_CHUNK} bytes; this one has {len(data)}.")
+    row = own_rank(node, rank)
     if isinstance(row, HttpResponse):
         return row
     if row.attempt.ended_at is not None and not logs.log_is_closed(rank):
         # All of its output had arrived before the attempt was ended: nothing is added to what people have read as whole.
         return JsonResponse(LogAnswer(length=logs.log_length(rank), capped=True).to_json())
     try:
+        disk_check((settings.LOG_DIR,))
         masks = masks_of(row.spec)
         if total is not None:
             answer = logs.log_tail(rank, offset=offset, data=data, total=total, masks=masks)
         else:
+            cut = log_cut(job=row.attempt.job_id)
+            cap = (LOG_ALWAYS, cut) if cut else None
             is_end = request.GET.get("end") == "1"
-            answer = logs.log_append(rank, offset=offset, data=data, masks=masks, is_end=is_end, inserted=numbers["inserted"])
+            answer = logs.log_append(rank, offset=offset, data=data, masks=masks, is_end=is_end, inserted=numbers["inserted"], cap=cap)
+    except DiskFull as error:
+        # The node keeps it, and asks again; other ranks wait each for themselves.
+        return refuse(error.http_status, error.code, error.message, **{"Retry-After": "30"})
     except KeyMissing as error:
         # Rather no output than one with a secret in it: the agent keeps it and asks again.
         log.error("the output of rank %s can't be masked: %s", rank, error.__doc__)
         message = "The key of the secrets is missing; output is taken again when it is back."
         # 500: of this rank alone; a 503 would hold up the output of all others of the node.
-        return _refuse(500, "secrets_key", message, **{"Retry-After": "30"})
+        return refuse(500, "secrets_key", message, **{"Retry-After": "30"})
     except logs.LogBusy as error:
         # An earlier try of this chunk is still at work. 409, not 503: it is this rank alone that waits.
         body = {"code": "busy", "message": str(error), "fields": {}, "length": error.length}
@@ -237,39 +240,3 @@ def logs_put(request: HttpRequest, *, node: Node, rank: str) -> HttpResponse:
         with transaction.atomic():
             attempt_maybe_finish(row.attempt, now=timezone.now())
     return JsonResponse(answer.to_json())
-
-
-def artifact_path(rank: str, name: str) -> Path:
-    """Where an artefact's bytes lie. The name is hashed, so that no name can leave the folder."""
-    job, _, _ = rank_parts(rank)
-    return Path(settings.ARTIFACT_DIR) / str(job // 1000) / str(job) / rank / hashlib.sha256(name.encode()).hexdigest()
-
-
-@agent_view("PUT")
-def artifact_put(request: HttpRequest, *, node: Node, rank: str, name: str) -> HttpResponse:
-    """Streams one file to disk; a repeat replaces it."""
-    if not ARTIFACT_NAME.fullmatch(name) or name in (".", ".."):
-        return _refuse(400, "invalid", "An artefact's name has 1 to 255 characters, no slash and no control characters.")
-    row = _own_rank(node, rank)
-    if isinstance(row, HttpResponse):
-        return row
-    cap = settings.ARTIFACT_CAP_MIB * 1024 * 1024
-    path = artifact_path(rank, name)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, aside = tempfile.mkstemp(dir=path.parent)
-    size, digest = 0, hashlib.sha256()
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            while chunk := request.read(256 * 1024):
-                size += len(chunk)
-                if size > cap:
-                    return _refuse(413, "too_large", f"An artefact is at most {settings.ARTIFACT_CAP_MIB} MiB.")
-                digest.update(chunk)
-                file.write(chunk)
-        Path(aside).replace(path)
-    finally:
-        Path(aside).unlink(missing_ok=True)
-    with transaction.atomic():
-        Artifact.objects.update_or_create(rank=row, name=name, defaults={"size": size, "sha256": digest.hexdigest()})
-        jobs_changed([row.attempt.job_id])
-    return JsonResponse({"name": name, "size": size, "sha256": digest.hexdigest()}, status=201)

@@ -2,12 +2,12 @@
 
 from django.urls import path
 
-from jobs import agent_api
+from jobs import agent_api, artifact_api
 
 app_name = "agent"
 urlpatterns = [
     path("enroll", agent_api.enroll, name="enroll"),
     path("sync", agent_api.sync, name="sync"),
     path("logs/<str:rank>", agent_api.logs_put, name="logs"),
-    path("artifacts/<str:rank>/<str:name>", agent_api.artifact_put, name="artifact"),
+    path("artifacts/<str:rank>/<str:name>", artifact_api.artifact_put, name="artifact"),
 ]

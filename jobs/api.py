@@ -20,6 +20,7 @@ from rest_framework.views import APIView
 
 from jobs import logs, services, waits, wording
 from jobs.efficiency import efficiency_json, efficiency_of
+from jobs.kept_words import kept_json
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Attempt, Job, JobEvent, Rank, Slice
 from jobs.outlooks import told_read
@@ -66,11 +67,12 @@ def _current(job: Job) -> Attempt | None:
 
 
 def job_detail(user: User, id: int) -> dict[str, Any]:
-    """At most 5 queries, one more of a job that has ended. Raises NotFound."""
+    """At most 6 queries, one more of a job that has ended. Raises NotFound."""
     job = job_find(user, id, _with_attempt(jobs_visible_to(user), Attempt.objects.prefetch_related(Prefetch("ranks", _RANKS))))
     told = told_of(job)
     found = job_json(job, reader=user, attempt=_current(job), position=queue_position(job, told), told=told, log_length=logs.log_length)
-    return found | {"efficiency": efficiency_json(efficiency_of(job))}
+    may_read = user.is_staff or job.owner_id == user.pk
+    return found | {"efficiency": efficiency_json(efficiency_of(job)), "kept": kept_json(job) if may_read else None}
 
 
 def jobs_rows(user: User, page: list[Job]) -> list[dict[str, Any]]:

@@ -192,6 +192,7 @@ def logs_are_whole(now: datetime) -> list[str]:
     """An ended attempt's output has all bytes that its node counted, or says that it hasn't."""
     found: list[str] = []
     ended = Rank.objects.filter(attempt__ended_at__isnull=False, final_log_offset__isnull=False, observed__in=RANK_FINAL)
+    ended = ended.exclude(attempt__job__kept__logs_removed_at__isnull=False)
     for key, wanted in ended.order_by("pk").values_list("key", "final_log_offset").iterator(chunk_size=5000):
         if not logs.log_is_closed(key) and logs.log_length(key) != wanted:
             found.append(f"rank {key}: {logs.log_length(key)} bytes of output of {wanted}")

@@ -46,7 +46,11 @@ class LogBusy(Exception):
 def log_path(rank: RankId) -> Path:
     """Raises ProtocolError for anything but job.epoch.index, so that no name can leave the folder."""
     job, epoch, index = rank_parts(rank)
-    return Path(settings.LOG_DIR) / str(job // 1000) / str(job) / f"{job}.{epoch}.{index}.log"
+    return log_folder(job) / f"{job}.{epoch}.{index}.log"
+
+
+def log_folder(job: int) -> Path:
+    return Path(settings.LOG_DIR) / str(job // 1000) / str(job)
 
 
 def log_length(rank: RankId) -> int:
@@ -137,7 +141,14 @@ def _close_if_wanted(path: Path) -> None:
 
 
 def log_append(
-    rank: RankId, *, offset: int, data: bytes, masks: Masks | None = None, is_end: bool = False, inserted: int | None = None
+    rank: RankId,
+    *,
+    offset: int,
+    data: bytes,
+    masks: Masks | None = None,
+    is_end: bool = False,
+    inserted: int | None = None,
+    cap: tuple[int, str] | None = None,
 ) -> LogAnswer:
     """Appends if ``offset`` is the present length. Raises WrongOffset otherwise, LogBusy while another append is at work.
 
@@ -147,7 +158,8 @@ def log_append(
     ``inserted``: how many bytes of this log the agent knows to be ours. Behind the line that closed a log for want of output, the
     output may go on, if the agent knows of that line; else it would go on at the wrong place of its file.
 
-    Past the cap (NEBULA_LOG_CAP_MIB) one notice is written; of the rest only the end is taken (``log_tail``).
+    Past the cap (NEBULA_LOG_CAP_MIB) one notice is written; of the rest only the end is taken (``log_tail``). ``cap``: a lower
+    one in bytes, and why.
     """
     path = log_path(rank)
     try:
@@ -165,12 +177,14 @@ def log_append(
                 raise WrongOffset(length, inserted=ours)
             if masks is not None:
                 data = masks.take(data, is_last=is_end)
-            cap = settings.LOG_CAP_MIB * 1024 * 1024
-            is_capped = length + len(data) > cap
+            most, why = settings.LOG_CAP_MIB * 1024 * 1024, f"The log is cut here at {settings.LOG_CAP_MIB} MiB"
+            if cap is not None and cap[0] < most:
+                most, why = cap[0], f"The log is cut here: {cap[1]}"
+            is_capped = length + len(data) > most
             if is_capped:
-                data = data[: max(0, cap - length)]
+                data = data[: max(0, most - length)]
                 _kept(path).write_text(str(length + len(data)))
-                data += f"\n[nebulagrid] The log is cut here at {settings.LOG_CAP_MIB} MiB; the job goes on.\n".encode()
+                data += f"\n[nebulagrid] {why}; the job goes on.\n".encode()
             _write(descriptor, data)
             if ours and is_end and not is_capped:
                 path.with_suffix(".closed").write_text("")  # now it is whole

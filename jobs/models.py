@@ -13,6 +13,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from jobs.kept_models import JobFiles as JobFiles
 from jobs.lifecycle import FINAL, JobState, OnNodeLoss, RankState, SliceState, Want
 
 STATE_CHOICES = [(s.value, s.value) for s in JobState]

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
+from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 from django.db.models import QuerySet
 from django.http import HttpResponse, StreamingHttpResponse
@@ -14,20 +15,21 @@ from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import generics
-from rest_framework.exceptions import NotFound
+from rest_framework import generics, status
+from rest_framework.exceptions import APIException, NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from jobs import logs, refusals
-from jobs.agent_api import artifact_path
+from jobs.artifacts import artifact_path
 from jobs.lifecycle import RANK_FINAL
-from jobs.models import Artifact, Job, Rank
+from jobs.models import Artifact, Job, JobFiles, Rank
 from jobs.parameters import bad_parameter, job_find, whole_parameter
 from jobs.schemas import ArtifactSchema, LogSchema
 from jobs.selectors import attempt_latest, jobs_with_output_for, rank_find
 from jobs.serializers import artifact_json
+from jobs.services.retention import job_files_remove
 from quotas.streams import in_threads
 
 LOG_LIMIT = 262_144
@@ -59,6 +61,23 @@ def _is_to_come(job: Job, epoch: int | None, latest: int) -> bool:
     if epoch is None:
         return latest == 0
     return epoch == latest + 1 and not job.is_final
+
+
+class LogRemoved(APIException):
+    """The output of a job that ended long ago."""
+
+    status_code = 410
+    default_code = "log_removed"
+
+
+def _not_removed(job: Job, length: int) -> None:
+    """Raises LogRemoved. One query, of an ended job without output alone."""
+    if length or not job.is_final:
+        return
+    removed = JobFiles.objects.filter(job=job, logs_removed_at__isnull=False).values_list("logs_removed_at", flat=True).first()
+    if removed is not None:
+        text = _("The output of this job was removed on %(day)s; output is kept for %(days)d days after a job's end.")
+        raise LogRemoved(text % {"day": f"{removed:%Y-%m-%d}", "days": settings.KEEP_LOGS_DAYS})
 
 
 def _is_over(rank: Rank, length: int) -> bool:
@@ -123,6 +142,7 @@ class JobLogsView(APIView):
             return Response({"job": job.pk, **answer})
         # The length is read before the bytes: what is appended meanwhile is for the next call.
         length = logs.log_length(rank.key)
+        _not_removed(job, length)
         is_over = _is_over(rank, length)
         if tail is not None:
             limit = min(tail, LOG_LIMIT_MAX)
@@ -182,6 +202,7 @@ class JobLogDownloadView(APIView):
                 b"", content_type="text/plain; charset=utf-8", headers={"Content-Disposition": f'attachment; filename="job-{job.pk}.log"'}
             )
         key = rank.key
+        _not_removed(job, logs.log_length(key))
         return _download(
             request,
             lambda offset, limit: logs.log_read(key, offset=offset, limit=limit),
@@ -215,6 +236,17 @@ class JobArtifactsView(generics.GenericAPIView[Artifact]):
         job = job_find(request.user, id, jobs_with_output_for(request.user))
         page = self.paginate_queryset(_artifacts(request, job))
         return self.get_paginated_response([artifact_json(artifact) for artifact in page or []])
+
+    @extend_schema(
+        operation_id="job_artifacts_remove",
+        summary="Remove the files of a job",
+        description="All files of a job that has ended: there is room for others then. 409 `invalid_state` while it has not.",
+        responses={204: None},
+    )
+    def delete(self, request: Request, id: int) -> Response:
+        job = job_find(request.user, id, jobs_with_output_for(request.user))
+        job_files_remove(job=job, by=request.user)
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class JobArtifactView(APIView):

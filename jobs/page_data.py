@@ -185,6 +185,9 @@ EVENT_LOOKS = {
     "slice_over": ("warn", "warn"),
     "idle": ("warn", "hourglass"),
     "slice_over_stop": ("warn", "warn"),
+    "files_refused": ("warn", "folder"),
+    "files_removed": ("", "folder"),
+    "logs_removed": ("", "terminal"),
 }
 
 

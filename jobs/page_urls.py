@@ -21,6 +21,7 @@ urlpatterns = [
     path("<int:id>/curves/", views.job_detail, {"tab": "curves"}, name="job-curves"),
     path("<int:id>/curves/data/", curves.job_curves_data, name="job-curves-data"),
     path("<int:id>/files/", views.job_detail, {"tab": "files"}, name="job-files"),
+    path("<int:id>/files/remove/", views.job_files_remove, name="job-files-remove"),
     path("<int:id>/request/", views.job_detail, {"tab": "request"}, name="job-request"),
     path("<int:id>/row/", views.job_row, name="job-row"),
     path("<int:id>/start/", views.job_start, name="job-start"),

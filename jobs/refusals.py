@@ -19,6 +19,7 @@ _INVALID_STATE = {
     "alternatives": gettext_lazy("Job %(job)s is %(state)s; only for a waiting job there is something that starts sooner."),
     "apply": gettext_lazy("Job %(job)s is %(state)s and differs in: %(fields)s. Cancel it first, or give the new one an id of its own."),
     "renew": gettext_lazy("Job %(job)s needs no renewal: it is %(state)s, and nothing ends it but itself."),
+    "files": gettext_lazy("The files of job %(job)s can't be removed: it is %(state)s, and may leave more."),
     "release": gettext_lazy("Job %(job)s can't be released: it is %(state)s, and only a waiting job can."),
 }
 

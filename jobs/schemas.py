@@ -130,7 +130,30 @@ class JobRowSchema(serializers.Serializer[Any]):
     efficiency = EfficiencySchema(allow_null=True, required=False, help_text="Of one job that has ended; null in lists.")
 
 
+class RefusedFileSchema(serializers.Serializer[Any]):
+    rank = serializers.IntegerField()
+    name = serializers.CharField()
+    size = serializers.IntegerField()
+    code = serializers.CharField()
+    text = serializers.CharField(help_text="In the language of Accept-Language.")
+
+
+class KeptSchema(serializers.Serializer[Any]):
+    """What is kept of the bytes that a job made."""
+
+    file_bytes = serializers.IntegerField()
+    file_count = serializers.IntegerField()
+    log_bytes = serializers.IntegerField(help_text="Of its output, as of half a minute ago.")
+    refused_count = serializers.IntegerField(help_text="Files that were not taken.")
+    refused = RefusedFileSchema(many=True, help_text="The first of them, with the reason.")
+    files_until = serializers.DateTimeField(allow_null=True, help_text="When its files are removed; null: never, or it has not ended.")
+    logs_until = serializers.DateTimeField(allow_null=True)
+    files_removed_at = serializers.DateTimeField(allow_null=True)
+    logs_removed_at = serializers.DateTimeField(allow_null=True)
+
+
 class JobSchema(JobRowSchema):
+    kept = KeptSchema(allow_null=True, required=False, help_text="Of one job whose output the reader may see.")
     argv = serializers.ListField(child=serializers.CharField())
     env = serializers.DictField(child=serializers.CharField(allow_null=True), help_text="Values are null for anybody but the owner.")
 

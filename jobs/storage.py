@@ -29,7 +29,10 @@ def _files(begin: datetime, end: datetime) -> Iterator[tuple[Owner, int, datetim
     """(owner, bytes, when they arrived; None = before the day) of all that was there before ``end``. Four queries."""
     for rows, size, at, owner in (
         (Artifact.objects.all(), "size", "created_at", "rank__attempt__job__"),
-        (Rank.objects.filter(final_log_offset__gt=0), "final_log_offset", "exited_at", "attempt__job__"),
+        (
+            Rank.objects.filter(final_log_offset__gt=0).exclude(attempt__job__kept__logs_removed_at__lt=end),
+            *("final_log_offset", "exited_at", "attempt__job__"),
+        ),
     ):
         columns = (f"{owner}owner_id", f"{owner}project_id")
         before = rows.filter(**{f"{at}__lt": begin}).order_by().values_list(*columns).annotate(total=Sum(size))

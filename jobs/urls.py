@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import api, clone_api, declare_api, diagnose, estimate_api, output_api, samples_api
+from jobs import api, clone_api, declare_api, diagnose, estimate_api, output_api, samples_api, storage_api
 
 urlpatterns = [
     path("jobs/", api.JobListView.as_view(), name="api-jobs"),
@@ -27,5 +27,6 @@ urlpatterns = [
     path("jobs/<int:id>/logs/download", output_api.JobLogDownloadView.as_view(), name="api-job-log-download"),
     path("jobs/<int:id>/artifacts", output_api.JobArtifactsView.as_view(), name="api-job-artifacts"),
     path("jobs/<int:id>/artifacts/<int:rank>/<path:name>", output_api.JobArtifactView.as_view(), name="api-job-artifact"),
+    path("usage/storage", storage_api.StorageView.as_view(), name="api-storage"),
     path("resources/usage", api.UsageView.as_view(), name="api-usage"),
 ]

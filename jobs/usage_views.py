@@ -15,6 +15,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from jobs.efficiency import waste, wasteful_jobs
+from jobs.storage_api import storage_bars
 from jobs.views import reader
 from nodes import formats
 from quotas import calendar
@@ -101,6 +102,7 @@ def usage_page(request: HttpRequest) -> HttpResponse:
         "zone": calendar.zone().key,
         "sees_others": user.is_staff,
         "parts": _parts(made),
+        "storage": storage_bars(user),
         "waste_people": waste(where, begin=made.begin, end=made.end, by="user"),
         "waste_projects": waste(where, begin=made.begin, end=made.end, by="project"),
         "waste_jobs": wasteful_jobs(where, begin=made.begin, end=made.end),

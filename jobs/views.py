@@ -25,11 +25,13 @@ from jobs import page_data, refusals, services, waiting_page
 from jobs.diagnose import diagnose_context
 from jobs.efficiency import efficiency_of
 from jobs.errors import InvalidState
+from jobs.kept_words import kept_data
 from jobs.ladder import ladder_latest
 from jobs.lifecycle import LIVE, JobState
 from jobs.models import Job
-from jobs.selectors import jobs_changeable_by, jobs_visible_to, sees_others
+from jobs.selectors import jobs_changeable_by, jobs_visible_to, jobs_with_output_for, sees_others
 from jobs.serializers import ONLY_IN_DETAIL
+from jobs.services import retention
 from nodes.text import text_clean
 from quotas.errors import DomainError
 from quotas.models import User
@@ -192,9 +194,11 @@ def job_detail(request: HttpRequest, id: int, tab: str = "") -> HttpResponse:
     elif tab == "events":
         page = Paginator(page_data.job_events(job), page_data.PAGE).get_page(request.GET.get("page"))
         context |= {"page": page, "all_events": [page_data.event_data(event) for event in page]}
-    elif tab == "files":
+    if tab in ("log", "files"):
+        context |= kept_data(job)
+    if tab == "files":
         context["page"] = Paginator(page_data.job_files(job), page_data.PAGE).get_page(request.GET.get("page"))
-    elif tab == "request":
+    if tab == "request":
         context["env"] = page_data.env_shown(job, reader=reader(request))
     return render(request, "jobs/detail.html", context)
 
@@ -311,6 +315,18 @@ def job_release(request: HttpRequest, id: int) -> HttpResponse:
     job = _loaded(request, id)
     said = _("#%(id)d takes part again.") % {"id": job.pk}
     return _done(request, job, lambda: services.job_release(job=job, by=reader(request)), said)
+
+
+@login_required
+@require_POST
+def job_files_remove(request: HttpRequest, id: int) -> HttpResponse:
+    job = job_get(request, id, jobs_with_output_for(reader(request)))
+    try:
+        retention.job_files_remove(job=job, by=reader(request))
+        messages.info(request, _("The files of #%(id)d are removed.") % {"id": job.pk})
+    except InvalidState as error:
+        messages.error(request, refusals.refusal_text(error))
+    return HttpResponseRedirect(reverse("job-files", args=[job.pk]))
 
 
 @login_required

@@ -80,6 +80,7 @@ GET          user    job.see       jobs/<int:id>/events/
 GET          user    job.see       jobs/<int:id>/curves/
 GET          user    job.see       jobs/<int:id>/curves/data/
 GET          user    job.output    jobs/<int:id>/files/
+POST         user    job.output    jobs/<int:id>/files/remove/
 GET,POST     user    job.output    jobs/<int:id>/diagnose/
 GET          user    job.see       jobs/<int:id>/request/
 GET          user    job.see       jobs/<int:id>/row/
@@ -266,6 +267,7 @@ GET          user    job.output    read    any    jobs/<int:id>/logs/download
 GET          user    job.output    read    any    jobs/<int:id>/diagnose
 POST         user    job.output    manage  own    jobs/<int:id>/diagnose
 GET          user    job.output    read    any    jobs/<int:id>/artifacts
+DELETE       user    job.output    submit  any    jobs/<int:id>/artifacts
 GET          user    job.output    read    any    jobs/<int:id>/artifacts/<int:rank>/<path:name>
 GET          user    -             read    any    resources/usage
 GET          user    -             read    own    quota
@@ -275,6 +277,7 @@ GET          user    quota.see     read    own    quota/requests/<int:id>
 POST         user    quota.decide  manage  own    quota/requests/<int:id>/decide
 POST         user    own           manage  own    quota/requests/<int:id>/withdraw
 GET          user    own           read    own    usage/statement
+GET          user    own           read    own    usage/storage
 GET          user    own           read    own    usage/statement.csv
 GET          anyone  -             read    any    schema
 GET          anyone  -             read    any    docs

@@ -26,6 +26,7 @@ node.commanded                           POST           jobs/<int:id>/diagnose/
 -events,job.held                         POST           jobs/<int:id>/hold/
 -events,job.released                     POST           jobs/<int:id>/release/
 -events,job.renewed                      POST           jobs/<int:id>/renew/
+-events,job.files_removed                POST           jobs/<int:id>/files/remove/
 incident.noted,incident.closed           POST           incidents/<int:pk>/write/
 alert.acknowledged                       POST           alerts/<int:id>/acknowledge/
 alert.acknowledged                       POST           alerts/<int:id>/reopen/
@@ -121,6 +122,7 @@ webhook.changed                          PATCH,DELETE   api/v1/notices/channels/
 -events,job.held                         POST           api/v1/jobs/<int:id>/hold
 -events,job.released                     POST           api/v1/jobs/<int:id>/release
 -events,job.renewed                      POST           api/v1/jobs/<int:id>/renew
+-events,job.files_removed                DELETE         api/v1/jobs/<int:id>/artifacts
 -events                                  POST           api/v1/jobs/<int:id>/clone
 node.commanded                           POST           api/v1/jobs/<int:id>/diagnose
 quota.requested                          POST           api/v1/quota/requests/

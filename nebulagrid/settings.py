@@ -477,6 +477,10 @@ JOB_TEXT_MIB = env_int("JOB_TEXT_MIB", 16)  # commands and environments of one u
 LOG_CAP_MIB = env_int("LOG_CAP_MIB", 1024)
 CORDON_AFTER_LAUNCHES = env_int("CORDON_AFTER_LAUNCHES", 3)  # spoilt in a row by the node's own fault; 0 = never
 ARTIFACT_CAP_MIB = env_int("ARTIFACT_CAP_MIB", 1024)
+ARTIFACTS_JOB_MIB = env_int("ARTIFACTS_JOB_MIB", 10_240)  # all files of one job; 0 = no limit
+ARTIFACTS_JOB_FILES = env_int("ARTIFACTS_JOB_FILES", 10_000)
+KEEP_ARTIFACTS_DAYS = env_int("KEEP_ARTIFACTS_DAYS", 0)  # after a job's end; 0 = for ever
+KEEP_LOGS_DAYS = env_int("KEEP_LOGS_DAYS", 0)
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
 OWNERLESS_HOURS = env_int("OWNERLESS_HOURS", 72)  # of a job whose owner is switched off, or that has run for LONG_JOB_DAYS
 LONG_JOB_DAYS = env_int("LONG_JOB_DAYS", 30)  # 0 = however long
@@ -524,6 +528,7 @@ POLICY_MAX_SLICES = env_int("POLICY_MAX_SLICES", 4)
 POLICY_FOREIGN_FLOOR_MIB = env_int("POLICY_FOREIGN_FLOOR_MIB", 512)  # D1
 SECRETS_KEY = env_list("SECRETS_KEY")  # the first seals, all of them open; empty = the file secrets-key in the data folder
 DEFAULT_GPU_HOURS = env_int("DEFAULT_GPU_HOURS", 2000)
+DEFAULT_STORAGE_MIB = env_int("DEFAULT_STORAGE_MIB", 102_400)  # of files and output that a new user's jobs leave; 0 = no limit
 DEFAULT_ACTIVE_JOBS = env_int("DEFAULT_ACTIVE_JOBS", 2000)  # of a new user at once; 0 = no limit
 CURRENCY = env("CURRENCY", "USD")
 

@@ -141,7 +141,18 @@ class QuotaForm(ModelForm):  # type: ignore[type-arg]
 @admin.register(Quota)
 class QuotaAdmin(ModelAdmin):  # type: ignore[misc]
     form = QuotaForm
-    list_display = ("__str__", "gpu_hours", "granted", "used_hours", "max_active_jobs", "active_jobs", "max_cards", "held_cards", "models")
+    list_display = (
+        "__str__",
+        "gpu_hours",
+        "granted",
+        "used_hours",
+        "max_active_jobs",
+        "active_jobs",
+        "max_cards",
+        "held_cards",
+        "max_storage_mib",
+        "models",
+    )
     list_select_related = ("user", "project")
     search_fields = ("user__email", "project__name")
     autocomplete_fields = ("user", "project")

@@ -63,6 +63,7 @@ ACTIONS: dict[str, str] = {
     "job.cancelled": gettext_noop("another's job cancelled"),
     "job.held": gettext_noop("another's job held"),
     "job.renewed": gettext_noop("another's job renewed"),
+    "job.files_removed": gettext_noop("files of another's job removed"),
     "job.released": gettext_noop("another's job released"),
     "node.token": gettext_noop("enrolment token made"),
     "node.enrolled": gettext_noop("node enrolled"),

@@ -36,6 +36,7 @@ HOURS_LEFT_S = HOURS_LIMIT_S - F("live_gpu_s")
 def quota_for(user: User | int, *, now: datetime | None = None) -> Quota:
     """The user's quota, made at first sight (two at once make one), with the counter of the current month."""
     limits = {"gpu_hours": settings.DEFAULT_GPU_HOURS, "max_active_jobs": settings.DEFAULT_ACTIVE_JOBS or None}
+    limits |= {"max_storage_mib": settings.DEFAULT_STORAGE_MIB or None}
     quota, _ = Quota.objects.get_or_create(user_id=_pk(user), defaults={**limits, "period_start": calendar.month_of(now or timezone.now())})
     return _quota_rolled(quota, now=now or timezone.now())
 

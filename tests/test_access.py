@@ -39,6 +39,7 @@ STATES = {
     ("POST", "api/v1/jobs/<int:id>/hold"): 409,
     ("POST", "api/v1/jobs/<int:id>/release"): 409,
     ("POST", "api/v1/jobs/<int:id>/renew"): 409,
+    ("DELETE", "api/v1/jobs/<int:id>/artifacts"): 409,
     ("GET", "api/v1/jobs/<int:id>/alternatives"): 409,
     ("POST", "api/v1/incidents/<int:id>/close"): 409,
 }

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "jobs/<int:id>/hold": "only of one that waits",
     "jobs/<int:id>/release": "only of one that is held",
     "jobs/<int:id>/renew": "only of one that has a lease: jobs/test_ownerless.py",
+    "jobs/<int:id>/artifacts": "only of one that has ended: jobs/test_files.py",
     "alerts/<int:id>/reopen": "only of one that is acknowledged",
     "projects/<str:name>/tokens/<int:id>": "a project's token is another one than the world's",
     "quota/requests/<int:id>/decide": "needs a grant's amount and end",

@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs import logs
-from jobs.agent_api import artifact_path
+from jobs.artifacts import artifact_path
 from jobs.models import Artifact, Job, Rank
 from nodes.alerts import mute_create
 from nodes.incidents import incident_open

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from client.commands.common import JsonFlag, ProfileOption, columns, note, print_json, say, session_open, usage_fault
+from client.commands.common import JsonFlag, ProfileOption, Session, columns, note, print_json, say, session_open, usage_fault
 from client.i18n import _
-from client.output import pairs, safe, table, time_local
+from client.output import pairs, safe, size, table, time_local
 
 
 def quota_show(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
@@ -88,10 +88,14 @@ def usage(
     user: Annotated[str | None, typer.Option("--user", metavar="EMAIL", help=_("Only this person (leads, staff)."))] = None,
     project: Annotated[str | None, typer.Option("--project", metavar="NAME", help=_("Only this project."))] = None,
     is_csv: Annotated[bool, typer.Option("--csv", help=_("The statement as CSV, with exact figures."))] = False,
+    is_storage: Annotated[bool, typer.Option("--storage", help=_("What files and output take now, against the limits."))] = False,
     is_json: JsonFlag = False,
     profile: ProfileOption = None,
 ) -> None:
     session = session_open(is_json, profile)
+    if is_storage:
+        _storage(session)
+        return
     asked = {name: value for name, value in (("month", month), ("user", user), ("project", project)) if value}
     if is_csv:
         sys.stdout.write(session.client.statement_csv(**asked))
@@ -113,6 +117,27 @@ def usage(
             row.append(f"{float(line['cost_total']):,.2f}")
     say(table(headers, rows, width=columns(), right=frozenset(range(3, len(headers))), shrink=[0, 1, 2]))
     note(_("{month}, months of {zone}; what runs now is charged when it ends.").format(month=found["month"], zone=found["zone"]))
+
+
+def _storage(session: Session) -> None:
+    found = session.client.storage()
+    rows: list[tuple[str, object]] = []
+    for name, use in ((None, found["mine"]), *sorted(found["projects"].items())):
+        if name is not None:
+            rows.append((_("Project {name}").format(name=safe(name)), ""))
+        rows.append((_("Files"), _("{size} in {count} files").format(size=size(use["file_bytes"]), count=use["file_count"])))
+        rows.append((_("Output"), size(use["log_bytes"])))
+        limit = use["limit_bytes"]
+        rows.append((_("Together"), _use(size(use["file_bytes"] + use["log_bytes"]), None if limit is None else size(limit))))
+        if name is None:
+            text = found["job_text"]
+            most = None if text["limit_bytes"] is None else size(text["limit_bytes"])
+            rows.append((_("Commands and environments"), _use(size(text["bytes"]), most)))
+    rows += [
+        (safe(disk["folder"]), _("{free} MiB free of {total} MiB").format(free=disk["free_mib"], total=disk["total_mib"]))
+        for disk in found["disks"]
+    ]
+    session.answer(found, pairs(rows))
 
 
 def _figures(line: dict[str, Any]) -> list[str]:

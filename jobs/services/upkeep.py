@@ -22,10 +22,12 @@ from jobs.job_secrets import ids_in_use
 from jobs.lifecycle import RANK_FINAL, EndReason, Fence, JobState, RankState, Want
 from jobs.live_use import live_use_refresh
 from jobs.models import Attempt, IdempotencyKey, Job, Rank
+from jobs.services.files import log_bytes_measure
 from jobs.services.finish import attempt_maybe_finish, rank_end_unheard
 from jobs.services.moves import event_add
 from jobs.services.ownerless import leases_look
 from jobs.services.predict import predictions_are_old, predictions_refresh
+from jobs.services.retention import retention_run
 from jobs.services.slices import slices_quarantine
 from jobs.services.stop import attempt_stop
 from jobs.storage import storage_meter
@@ -60,7 +62,7 @@ def upkeep_run(*, now: datetime) -> None:
     alerts_prune(now=now)
     notices_prune(now=now)
     sessions_prune(now=now)
-    for step in (live_use_refresh, limits_tell, storage_meter, efficiency_measure, leases_look):
+    for step in (live_use_refresh, limits_tell, log_bytes_measure, storage_meter, efficiency_measure, leases_look, retention_run):
         try:
             step(now=now)
         except Exception:  # what is counted and told must not keep what comes after it from being done

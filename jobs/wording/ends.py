@@ -204,6 +204,15 @@ EVENTS: dict[str, Sentence] = {
         _("Its cards have done nothing for %(window)s. It is stopped unless they work within %(grace)s.")
         % {"window": duration(p.get("window_s")), "grace": duration(p.get("grace_s"))}
     ),
+    "files_refused": lambda p: (
+        _("%(name)s is not kept: there is no room for it. The files of the job say why.") % {"name": p.get("name", "")}
+    ),
+    "files_removed": lambda p: (
+        _("Its files were removed, %(days)s days after its end.") % {"days": p["days"]} if p.get("days") else _("Its files were removed.")
+    ),
+    "logs_removed": lambda p: (
+        _("Its output was removed, %(days)s days after its end.") % {"days": p["days"]} if p.get("days") else _("Its output was removed.")
+    ),
     "idle_over": lambda p: _("It works again."),
     "node_silent": _with(gettext_lazy("Its node is silent; the program may still run."), "node", _ON_NODE),
 }

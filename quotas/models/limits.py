@@ -30,6 +30,7 @@ class Quota(models.Model):
     max_active_jobs = models.PositiveIntegerField(_("active jobs at once"), null=True, blank=True)
     max_cards = models.PositiveIntegerField(_("cards held at once"), null=True, blank=True)
     model_caps = models.JSONField(_("cards of a model held at once"), default=dict, blank=True)  # {"a100": 2}; see quotas/caps.py
+    max_storage_mib = models.PositiveIntegerField(_("files and output kept, MiB"), null=True, blank=True)
     extra_gpu_hours = models.PositiveIntegerField(_("GPU-hours granted on top"), default=0, editable=False)
     extra_active_jobs = models.PositiveIntegerField(_("active jobs granted on top"), default=0, editable=False)
     extra_cards = models.PositiveIntegerField(_("cards granted on top"), default=0, editable=False)

@@ -18,9 +18,11 @@ from client.errors import ExitCode
 from client.profile import Profile, profile_save
 from client.sdk import NebulaClient
 from client.transport import Response, Stream
-from quotas.models import ApiToken, Membership, User
+from jobs.models import JobFiles
+from quotas.models import ApiToken, Membership, Quota, User
+from quotas.services import quota_for
 from quotas.tokens import credential_open, token_create
-from tests.factories import user_make
+from tests.factories import job_make, user_make
 from tests.rest import no_redis  # noqa: F401
 
 pytestmark = pytest.mark.django_db
@@ -110,3 +112,16 @@ def test_a_short_token_is_handed_on(lin: User) -> None:
         assert nebula.project_list()[0]["is_personal"]
     with NebulaClient("http://127.0.0.1:1", made["token"], transport=InProcess()) as nebula:
         assert nebula.me()["email"] == "lin@lab.example"
+
+
+def test_usage_storage_shows_use_against_the_limits(run: Ctl, lin: User) -> None:
+    mib = 1024 * 1024
+    job = job_make(lin)
+    JobFiles.objects.create(job=job, owner=lin, project=job.project, bytes=3 * mib, count=2, log_bytes=mib)
+    quota_for(lin)
+    Quota.objects.filter(user=lin).update(max_storage_mib=8)
+    code, out, _err = run("usage", "--storage")
+    assert code == ExitCode.OK
+    for part in ("3.0 MiB in 2 files", "4.0 MiB of 8.0 MiB", "of 16.0 MiB", "MiB free of"):
+        assert part in out
+    assert json.loads(run("usage", "--storage", "--json")[1])["mine"]["file_bytes"] == 3 * mib

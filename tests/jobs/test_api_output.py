@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import logs, output_api
-from jobs.agent_api import artifact_path
+from jobs.artifacts import artifact_path
 from jobs.lifecycle import JobState, RankState
 from jobs.models import Artifact, Attempt, Job, Rank
 from jobs.output_api import utf8_window
