@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
@@ -22,11 +23,15 @@ from jobs.wording import event_text
 from nodes.charts import Line, Mark, Panel, brief, figure
 from nodes.event_words import event_kind_text, event_look
 from nodes.health_words import line_look, line_text
-from nodes.models import Gpu, GpuSample, HealthEvent, IncidentEntry, Node, NodeSample
-from nodes.series import Curve, Span, curves_read, span_make
+from nodes.models import Gpu, GpuSample, HealthEvent, IncidentEntry, Level, Node, NodeSample
+from nodes.series import RANGE_MOST_S, Curve, Span, curves_read, span_make
 
 RANGES = {"1h": 3600, "24h": 86_400, "7d": 7 * 86_400, "30d": 30 * 86_400}
 RANGE = "24h"
+#: Of a job: from its start to its end, or to now.
+RUN = "run"
+#: An axis is never shorter than this.
+AXIS_LEAST_S = 300
 MARKS_MOST = 60
 #: Events of a job that are worth a mark; all of them are on its page of events.
 JOB_EVENTS = ("running", "requeued", "stopping", "succeeded", "failed", "cancelled", "node_silent")
@@ -38,6 +43,26 @@ STATE_LINES = ("suspect", "isolated", "maintenance", "healthy", "returned", "out
 def ranges() -> list[tuple[str, str]]:
     """(key, words) for the switch on the pages."""
     return [("1h", _("1 h")), ("24h", _("24 h")), ("7d", _("7 d")), ("30d", _("30 d"))]
+
+
+def ranges_of_run(job: Job, *, now: int) -> list[tuple[str, str]]:
+    """The same for a job: all of it, and what is shorter than that."""
+    began, ended = job.started_at or job.submitted_at, job.ended_at
+    length = (int(ended.timestamp()) if ended is not None else now) - int(began.timestamp())
+    return [(RUN, _("whole run")), *((key, words) for key, words in ranges() if RANGES[key] < length)]
+
+
+def range_first(first: int | None, *, now: int) -> str:
+    """Which range the curves of a card or node open with: a day, or the shorter one that holds all figures since ``first``."""
+    if first is None:
+        return RANGE
+    return next(key for key, seconds in RANGES.items() if now - first <= seconds or key == RANGE)
+
+
+def sample_first(samples: QuerySet[Any]) -> int | None:
+    """When the first figure that is kept of one subject was taken. A query a level: each is one step into the index."""
+    found = [samples.filter(level=level).order_by("at").values_list("at", flat=True).first() for level in Level]
+    return min((at for at in found if at is not None), default=None)
 
 
 def _span(request: HttpRequest) -> tuple[Span, int] | None:
@@ -71,7 +96,8 @@ def gpu_curves(request: HttpRequest, name: str, index: int) -> HttpResponse:
         "power_max_w",
         "throttled_pct",
     )
-    curve = curves_read(GpuSample.objects.filter(gpu=gpu), span=span, figures=figures).get((), Curve())
+    samples = GpuSample.objects.filter(gpu=gpu)
+    curve = curves_read(samples, span=span, figures=figures).get((), Curve())
     panels = [
         Panel(
             title=_("Use"),
@@ -95,7 +121,7 @@ def gpu_curves(request: HttpRequest, name: str, index: int) -> HttpResponse:
         *_slice_marks(gpu, span),
         *throttle_marks(curve),
     ]
-    return _answer(panels, curve, span, marks=marks)
+    return _answer(panels, curve, span, marks=marks, first=sample_first(samples))
 
 
 @login_required
@@ -106,7 +132,8 @@ def node_curves(request: HttpRequest, name: str) -> HttpResponse:
         return _refused()
     span, _now = found
     figures = ("util_pct", "used_mib", "power_w", "cpu_pct", "cpu_max_pct", "memory_mib", "memory_max_mib")
-    curve = curves_read(NodeSample.objects.filter(node=node), span=span, figures=figures).get((), Curve())
+    samples = NodeSample.objects.filter(node=node)
+    curve = curves_read(samples, span=span, figures=figures).get((), Curve())
     total = sum(mib or 0 for mib in node.gpus.exclude(state="MISSING").values_list("total_mib", flat=True))
     panels = [
         Panel(title=_("Use of its GPUs"), unit="%", lines=_lines(curve, ("util_pct", _("mean"), "--c1")), top=100, is_fixed=True),
@@ -129,7 +156,7 @@ def node_curves(request: HttpRequest, name: str) -> HttpResponse:
         *_health_marks(HealthEvent.objects.filter(node=node), span),
         *_state_marks(IncidentEntry.objects.filter(incident__node=node), span),
     ]
-    return _answer(panels, curve, span, marks=marks)
+    return _answer(panels, curve, span, marks=marks, first=sample_first(samples))
 
 
 @login_required
@@ -137,13 +164,20 @@ def node_curves(request: HttpRequest, name: str) -> HttpResponse:
 def job_curves_data(request: HttpRequest, id: int) -> HttpResponse:
     """The time that it ran, within the range that is asked for."""
     job = job_get(request, id)
-    if (found := _span(request)) is None:
+    if request.GET.get("range", RUN) == RUN:
+        now = int(timezone.now().timestamp())
+        span = span_make(since=min(max(int(job.submitted_at.timestamp()), now - RANGE_MOST_S), now - 1), until=now, now=now)
+    elif (found := _span(request)) is None:
         return _refused()
-    span, now = found
+    else:
+        span, now = found
     ran = job_curves(job, span=span, now=now)
     if ran is None:
         return _answer([], Curve(), span, notes=[_("It has not run in this time.")])
-    return _answer(job_panels(ran), ran.curve, ran.span, marks=_job_marks(job, ran.span), notes=job_notes(ran))
+    # A step that the job began in belongs to it from there on: no point and no axis lies before its start.
+    span = replace(ran.span, since=ran.began)
+    ran.curve.at[:] = [max(at, ran.began) for at in ran.curve.at]
+    return _answer(job_panels(ran), ran.curve, span, marks=_job_marks(job, span), notes=job_notes(ran))
 
 
 def job_panels(ran: JobCurves) -> list[Panel]:
@@ -194,8 +228,21 @@ def _scaled(values: Sequence[int | None], scale: float) -> list[float | None]:
     return list(values) if scale == 1 else [None if value is None else round(value * scale, 2) for value in values]
 
 
-def _answer(panels: Sequence[Panel], curve: Curve, span: Span, *, marks: Iterable[Mark] = (), notes: Sequence[str] = ()) -> HttpResponse:
-    """Figure, its main numbers in a sentence (what a screen reader says), and what must be known to read it. None: nothing to draw."""
+def _answer(
+    panels: Sequence[Panel],
+    curve: Curve,
+    span: Span,
+    *,
+    marks: Iterable[Mark] = (),
+    notes: Sequence[str] = (),
+    first: int | None = None,
+) -> HttpResponse:
+    """Figure, its main numbers in a sentence (what a screen reader says), and what must be known to read it. None: nothing to draw.
+
+    ``first``: when the first figure was taken; the axis does not begin long before it.
+    """
+    if first is not None and first > span.since:
+        span = replace(span, since=max(span.since, min(first, span.until - AXIS_LEAST_S)))
     said = []
     for panel in panels:
         told = next((brief(line.values) for line in panel.lines if not line.is_faint), None)

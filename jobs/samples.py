@@ -33,6 +33,7 @@ class JobCurves:
     is_shared: bool
     has_own: bool
     has_own_use: bool
+    began: int  # the first moment of the span at which it held a card
 
 
 def job_curves(job: Job, *, span: Span, now: int) -> JobCurves | None:
@@ -85,6 +86,7 @@ def job_curves(job: Job, *, span: Span, now: int) -> JobCurves | None:
         is_shared=not all(row[4] for row in held),
         has_own=any(value is not None for value in curve.figures["own_mib"]),
         has_own_use=any(value is not None for value in curve.figures["own_util_pct"]),
+        began=since,
     )
 
 

@@ -504,6 +504,16 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F38": (
+        "curves open with a range that is mostly empty",
+        {
+            "jobs/test_curves.py": (
+                "test_curves_open_with_the_range_that_has_figures",
+                "test_the_axis_does_not_begin_long_before_the_first_figure",
+                "test_a_jobs_curves_show_its_run_and_nothing_before_it",
+            ),
+        },
+    ),
     "F39": (
         "who uses a card is nowhere to be seen",
         {

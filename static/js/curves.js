@@ -1,7 +1,7 @@
 /* <section data-curves="URL" data-plotly="URL of plotly" data-empty data-failed>: curves, drawn when they come into sight.
    Within: [data-range] buttons, [data-plot], [data-none] (why there is nothing), [data-summary] (read aloud), [data-notes].
    The server sends a figure with names of tokens for colours ("--c1", "--c1@.4"); here they become the values of the theme. */
-const every = { "1h": 30000, "24h": 60000, "7d": 600000, "30d": 1800000 };
+const every = { "run": 30000, "1h": 30000, "24h": 60000, "7d": 600000, "30d": 1800000 };
 let loading;
 
 function plotly(url) {

@@ -24,13 +24,13 @@ def test_a_cards_curves_are_drawn_and_follow_range_and_theme(grid: Grid, open_pa
     page = open_page(f"/nodes/{node}/gpu0/", color_scheme="light")
     wait_for(is_told, what="the first sample is kept", every_s=1)
     page.locator("[data-curves]").scroll_into_view_if_needed()
-    page.wait_for_selector('[data-drawn="24h"]')
+    page.wait_for_selector('[data-drawn="1h"]')  # the grid is younger than that
     assert page.locator("[data-plot] .scatterlayer .trace").count() >= 4
     assert "Use:" in page.locator("[data-summary]").inner_text()
     light = page.evaluate(COLOUR)
-    page.click('[data-range="1h"]')
-    page.wait_for_selector('[data-drawn="1h"]')
-    assert page.get_attribute('[data-range="1h"]', "aria-pressed") == "true"
+    page.click('[data-range="24h"]')
+    page.wait_for_selector('[data-drawn="24h"]')
+    assert page.get_attribute('[data-range="24h"]', "aria-pressed") == "true"
     page.click("[data-theme-toggle]")
     wait_for(lambda: page.wait_for_timeout(50) or page.evaluate(COLOUR) != light, what="the theme's colour")
 

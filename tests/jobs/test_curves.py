@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from jobs.curves import job_notes, job_panels
+from jobs.curves import job_notes, job_panels, range_first, ranges_of_run
 from jobs.lifecycle import JobState
-from jobs.models import Slice
+from jobs.models import Job, Slice
 from jobs.samples import job_curves
 from nodes import telemetry
 from nodes.models import GpuSample, HealthEvent, Incident, IncidentEntry, Level, NodeSample, PoolSample, RankSample
@@ -101,6 +102,62 @@ def test_without_samples_there_is_nothing_to_draw(client: Client) -> None:
     node_make("node01", cards=1)
     for path in ("/nodes/node01/gpu0/curves/", "/nodes/node01/curves/"):
         assert get(client, user_make(), path)["figure"] is None
+
+
+@pytest.mark.parametrize(
+    ("ago", "opens"), [(None, "24h"), (20 * 60, "1h"), (3400, "1h"), (3800, "24h"), (86_000, "24h"), (20 * 86_400, "24h")]
+)
+def test_curves_open_with_the_range_that_has_figures(client: Client, now: int, ago: int | None, opens: str) -> None:
+    assert range_first(None if ago is None else now - ago, now=now) == opens
+    node = node_make("node01", cards=1)
+    if ago is not None:
+        at = minute(now, ago) + 60
+        GpuSample.objects.create(gpu=node.gpus.get(), at=at, level=Level.RAW, util_pct=1)
+        NodeSample.objects.create(node=node, at=at, level=Level.RAW, util_pct=1)
+    client.force_login(user_make())
+    for path in ("/nodes/node01/", "/nodes/node01/gpu0/"):
+        pressed = re.findall(r'data-range="(\w+)" aria-pressed="true"', client.get(path).content.decode())
+        assert pressed == [opens], path
+
+
+def axis(told: Any) -> tuple[int, int]:
+    """What the time axis shows, as Unix time."""
+    begin, end = told["figure"]["layout"]["xaxis"]["range"]
+    return tuple(int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) for text in (begin, end))  # type: ignore[return-value]
+
+
+def test_the_axis_does_not_begin_long_before_the_first_figure(client: Client, now: int, settings: Any) -> None:
+    settings.TIME_ZONE = "UTC"
+    gpu = node_make("node01", cards=1).gpus.get()
+    for ago in (1200, 600, 60):
+        taken(gpu, now - ago, util_pct=40)
+    begin, end = axis(get(client, user_make(), "/nodes/node01/gpu0/curves/?range=24h"))
+    assert now - 1260 <= begin <= now - 1170
+    assert abs(end - now) <= 60
+
+
+def test_a_jobs_curves_show_its_run_and_nothing_before_it(client: Client, now: int, settings: Any) -> None:
+    settings.TIME_ZONE = "UTC"
+    owner = user_make()
+    gpu = node_make("node01", cards=1).gpus.get()
+    began = datetime.fromtimestamp(now - 95, UTC)
+    job = job_make(owner, state=JobState.RUNNING, submitted_at=began - timedelta(hours=3), started_at=began)
+    attempt_make(job, gpus=(gpu,), at=began)
+    for ago in (3600, 95, 60, 30):
+        taken(gpu, now - ago, util_pct=40)
+    told = get(client, owner, f"/jobs/{job.pk}/curves/data/")
+    begin, end = axis(told)
+    assert begin == now - 95
+    assert abs(end - now) <= 5
+    points = [int(datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()) for at in told["figure"]["data"][0]["x"]]
+    assert min(points) >= begin
+    page = client.get(f"/jobs/{job.pk}/curves/").content.decode()
+    assert re.findall(r'data-range="(\w+)" aria-pressed="(\w+)"', page) == [("run", "true")]  # nothing of it is longer
+
+
+def test_of_a_long_run_shorter_ranges_can_be_chosen(now: int) -> None:
+    job = Job(started_at=datetime.fromtimestamp(now - 2 * 86_400, UTC), submitted_at=timezone.now())
+    assert [key for key, _words in ranges_of_run(job, now=now)] == ["run", "1h", "24h"]
 
 
 def test_a_node_has_its_own_figures(client: Client, now: int) -> None:

@@ -108,7 +108,7 @@ def test_a_node_shows_who_is_on_its_cards(client: Client) -> None:
     attempt_make(job_make(me, name="my-run", state=JobState.RUNNING), gpus=(first,), mib=8192)
     attempt_make(job_make(name="their-run", state=JobState.RUNNING), gpus=(second,), exclusive=True)
     html = page(client, me, "/nodes/node01/")
-    assert 'data-k="mine" style="--w:33.35%" title="my-run, 8\xa0GiB"' in html  # 8192 / 24564 = 33.35 %
+    assert f'data-k="mine" style="--w:33.35%" title="my-run, {me.email}, 8\xa0GiB"' in html  # 8192 / 24564 = 33.35 %
     assert "their-run" not in html
     assert "whole card" in html
     assert "2 busy, 0 idle" in html
