@@ -481,6 +481,7 @@ ARTIFACTS_JOB_MIB = env_int("ARTIFACTS_JOB_MIB", 10_240)  # all files of one job
 ARTIFACTS_JOB_FILES = env_int("ARTIFACTS_JOB_FILES", 10_000)
 KEEP_ARTIFACTS_DAYS = env_int("KEEP_ARTIFACTS_DAYS", 0)  # after a job's end; 0 = for ever
 KEEP_LOGS_DAYS = env_int("KEEP_LOGS_DAYS", 0)
+KEEP_AUDIT_DAYS = env_int("KEEP_AUDIT_DAYS", 0)  # at least 30; 0 = for ever
 MAX_GRACE_S = env_int("MAX_GRACE_S", 600)
 OWNERLESS_HOURS = env_int("OWNERLESS_HOURS", 72)  # of a job whose owner is switched off, or that has run for LONG_JOB_DAYS
 LONG_JOB_DAYS = env_int("LONG_JOB_DAYS", 30)  # 0 = however long

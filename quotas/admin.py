@@ -135,7 +135,7 @@ class QuotaForm(ModelForm):  # type: ignore[type-arg]
 
     class Meta:
         model = Quota
-        fields = ("user", "project", "gpu_hours", "max_active_jobs", "max_cards", "model_caps")
+        fields = ("user", "project", "gpu_hours", "max_active_jobs", "max_cards", "max_storage_mib", "model_caps")
 
 
 @admin.register(Quota)

@@ -1,8 +1,9 @@
 """What was done by whom: ``audit(actor, action, target, params)``, one call in the transaction that does it.
 
 An entry is one INSERT and waits for nobody. The chain of hashes over the entries is made in batches by ``audit_chain`` (upkeep,
-every 30 s): hashing at once would make every two privileged actions wait for each other. ``chain_check`` finds what was changed,
-taken out or put in since. Values of secrets, tokens and passwords never come here; callers give names and numbers.
+every 30 s): hashing at once would make every two privileged actions wait for each other. quotas/audit_check.py finds what was
+changed, taken out or put in since; quotas/audit_segments.py removes what is old, and proves what it removed. Values of secrets,
+tokens and passwords never come here; callers give names and numbers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import getpass
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -86,6 +86,7 @@ ACTIONS: dict[str, str] = {
     "alert.unmuted": gettext_noop("alert unmuted"),
     "notice.changed": gettext_noop("notice rule changed"),
     "webhook.changed": gettext_noop("webhook changed"),
+    "audit.removed": gettext_noop("old part of the audit log removed"),
     "audit.exported": gettext_noop("audit log exported"),
     "backup.made": gettext_noop("backup made"),
     "backup.restored": gettext_noop("backup restored"),
@@ -240,58 +241,3 @@ def _chain_batch() -> int:
         links.append(AuditLink(seq=seq, entry=entry, hash=digest))
     AuditLink.objects.bulk_create(links)
     return len(links)
-
-
-@dataclass(kw_only=True)
-class ChainReport:
-    """What ``chain_check`` found. ``head``: "seq:hash" of the last link, to be kept elsewhere; ``problems``: a sentence each."""
-
-    entries: int = 0
-    links: int = 0
-    waiting: int = 0  # entries that the next batch links
-    head: str = f"0:{FIRST_HASH}"
-    problems: list[str] = field(default_factory=list)
-
-
-def chain_check(*, now: datetime, heads: Mapping[int, str] | None = None, most: int = 20) -> ChainReport:
-    """Recomputes the whole chain. ``heads``: seq → hash noted earlier; each must still be there.
-
-    A chain proves its order and its contents. That its very end was not cut off, only a head that was kept elsewhere proves.
-    """
-    report = ChainReport(entries=AuditEntry.objects.count())
-    wanted = dict(heads or {})
-
-    def problem(text: str) -> None:
-        if len(report.problems) < most:
-            report.problems.append(text)
-
-    before, expected = FIRST_HASH, 1
-    for link, entry in _chain():
-        report.links += 1
-        if link.seq != expected:
-            problem(f"links {expected} to {link.seq - 1} are missing")
-        if entry is None:
-            problem(f"entry {link.entry_id} (link {link.seq}) is missing")
-        elif entry_hash(before, entry) != link.hash:
-            problem(f"entry {entry.pk} (link {link.seq}) is not what was written, or what came before it is not")
-        if wanted.pop(link.seq, link.hash) != link.hash:
-            problem(f"link {link.seq} is not the one that was noted")
-        before, expected = link.hash, link.seq + 1
-        report.head = f"{link.seq}:{link.hash}"
-    for seq in sorted(wanted):
-        problem(f"link {seq}, which was noted, is missing: the end of the log was cut off")
-    link_of = AuditLink.objects.filter(entry_id=OuterRef("pk"))
-    loose = AuditEntry.objects.filter(~Exists(link_of))
-    report.waiting = loose.count()
-    for entry in loose.filter(at__lt=now - LINKED_WITHIN).order_by("pk")[:most]:
-        problem(f"entry {entry.pk} of {entry.at:%Y-%m-%d %H:%M:%S} UTC has no link")
-    return report
-
-
-def _chain() -> Iterator[tuple[AuditLink, AuditEntry | None]]:
-    """All links in order, each with its entry; None = the entry is gone. Two queries for 1,000 links."""
-    after = -1  # a number below 1 is no link of ours: it is told as one too many
-    while links := list(AuditLink.objects.filter(seq__gt=after).order_by("seq")[:BATCH]):
-        entries = AuditEntry.objects.in_bulk([link.entry_id for link in links])
-        yield from ((link, entries.get(link.entry_id)) for link in links)
-        after = links[-1].seq

@@ -37,6 +37,7 @@ from nodes.alerts import alerts_prune
 from nodes.models import Node, NodeState
 from nodes.services import node_cordon
 from quotas.audit import audit, audit_chain
+from quotas.audit_segments import audit_prune
 from quotas.deliver import notices_prune
 from quotas.models import User
 from quotas.notify import notify, staff
@@ -62,7 +63,16 @@ def upkeep_run(*, now: datetime) -> None:
     alerts_prune(now=now)
     notices_prune(now=now)
     sessions_prune(now=now)
-    for step in (live_use_refresh, limits_tell, log_bytes_measure, storage_meter, efficiency_measure, leases_look, retention_run):
+    for step in (
+        live_use_refresh,
+        limits_tell,
+        log_bytes_measure,
+        storage_meter,
+        efficiency_measure,
+        leases_look,
+        retention_run,
+        audit_prune,
+    ):
         try:
             step(now=now)
         except Exception:  # what is counted and told must not keep what comes after it from being done

@@ -1,6 +1,6 @@
 """People and limits, a module a subject. Elsewhere one imports from here."""
 
-from quotas.models.audit import AuditEntry, AuditLink
+from quotas.models.audit import AuditEntry, AuditLink, AuditSegment
 from quotas.models.efficiency import JobUse
 from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
@@ -15,6 +15,7 @@ __all__ = [
     "ApiToken",
     "AuditEntry",
     "AuditLink",
+    "AuditSegment",
     "JobUse",
     "LedgerEntry",
     "Membership",

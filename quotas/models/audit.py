@@ -1,4 +1,4 @@
-"""AuditEntry, AuditLink."""
+"""AuditEntry, AuditLink, AuditSegment."""
 
 from __future__ import annotations
 
@@ -53,3 +53,26 @@ class AuditLink(models.Model):
 
     def __str__(self) -> str:
         return f"{self.seq}:{self.hash}"
+
+
+class AuditSegment(models.Model):
+    """A part of the log that was removed for its age: where the chain goes on, signed. Append-only (trigger).
+
+    INVARIANT: ``first_seq`` of the first is 1, of each other one more than ``last_seq`` of the one before.
+    """
+
+    first_seq = models.BigIntegerField(_("first link"), unique=True)
+    last_seq = models.BigIntegerField(_("last link"), unique=True)
+    last_hash = models.CharField(max_length=64)
+    last_entry_id = models.BigIntegerField()  # the highest number of its entries: up to it the triggers let them go
+    entries = models.PositiveIntegerField(_("entries"))
+    removed_at = models.DateTimeField(_("removed"))
+    signature = models.CharField(max_length=64)
+
+    class Meta:
+        ordering = ("first_seq",)
+        verbose_name = _("removed part of the audit log")
+        verbose_name_plural = _("removed parts of the audit log")
+
+    def __str__(self) -> str:
+        return f"{self.first_seq}-{self.last_seq}"

@@ -18,8 +18,11 @@ from django.utils import timezone
 from jobs.requests import JobRequest
 from jobs.services import job_cancel, job_submit
 from nodes.services import node_cordon
-from quotas.audit import ACTIONS, audit, audit_chain, chain_check
-from quotas.models import AuditEntry, AuditLink, Quota
+from quotas import audit_segments
+from quotas.audit import ACTIONS, audit, audit_chain
+from quotas.audit_check import chain_check
+from quotas.audit_segments import audit_prune, prune_forget
+from quotas.models import AuditEntry, AuditLink, AuditSegment, Quota
 from quotas.services import project_personal, quota_for
 from quotas.tokens import token_create
 from tests.factories import job_make, node_make, user_make
@@ -44,6 +47,7 @@ def guards_drop() -> None:
         else:
             for table in ("quotas_auditentry", "quotas_auditlink"):
                 cursor.execute(f"DROP TRIGGER {table}_guard ON {table}")
+                cursor.execute(f"DROP TRIGGER {table}_guard_delete ON {table}")
 
 
 def problems(**options) -> list[str]:
@@ -185,6 +189,87 @@ def test_audit_verify_prints_the_head_and_ends_with_1_when_something_is_wrong():
     assert changed.value.returncode == 1
 
 
+# --- what is removed ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old_log(settings, monkeypatch):
+    """Seven linked entries, five of them of a year ago, of which batches of two are removed."""
+    settings.KEEP_AUDIT_DAYS = 90
+    monkeypatch.setattr(audit_segments, "BATCH", 2)
+    prune_forget()
+    now = timezone.now()
+    for number in range(7):
+        audit(None, "node.drained", f"node {number}", now=now - timedelta(days=365 if number < 5 else 1))
+    audit_chain()
+    yield now
+    prune_forget()
+
+
+def prune_all(now) -> int:
+    removed = 0
+    while count := audit_prune(now=now):
+        removed += count
+        prune_forget()
+    prune_forget()
+    return removed
+
+
+def test_what_is_old_goes_in_batches_and_the_rest_is_proved_from_there(old_log):
+    noted = {link.seq: link.hash for link in AuditLink.objects.all()}
+    assert prune_all(old_log) == 5
+    assert [entry.target for entry in AuditEntry.objects.filter(action="node.drained").order_by("pk")] == ["node 5", "node 6"]
+    assert AuditEntry.objects.filter(action="audit.removed").count() == 3  # two batches, and the one that was left over
+    audit_chain()
+    report = chain_check(now=timezone.now(), heads=noted)
+    assert (report.problems, report.removed, report.links) == ([], 5, 5)
+    assert problems(heads={4: "0" * 64}) == ["link 4 is not the one that was noted"]  # the end of a segment
+    out = StringIO()
+    call_command("audit_verify", stdout=out)
+    assert "5 older entries were removed" in out.getvalue()
+
+
+def test_nothing_is_removed_where_it_is_kept_for_ever_or_young(old_log, settings):
+    settings.KEEP_AUDIT_DAYS = 0
+    assert prune_all(old_log) == 0
+    settings.KEEP_AUDIT_DAYS = 400
+    assert prune_all(old_log) == 0
+    settings.KEEP_AUDIT_DAYS = 1  # never less than a month
+    assert prune_all(old_log - timedelta(days=340)) == 0
+
+
+def test_the_newest_link_stays_however_old_it_is(old_log):
+    assert prune_all(old_log + timedelta(days=1000)) == 6
+    assert [link.seq for link in AuditLink.objects.all()] == [7]
+    audit_chain()
+    assert problems() == []
+
+
+def test_the_database_lets_nothing_go_that_no_segment_covers(old_log):
+    prune_all(old_log)
+    for rows in (AuditLink.objects.filter(seq=6), AuditEntry.objects.filter(target="node 6"), AuditSegment.objects.all()):
+        with pytest.raises(DatabaseError), transaction.atomic():
+            rows._raw_delete(connection.alias)
+    with pytest.raises(DatabaseError), transaction.atomic():
+        AuditSegment.objects.update(last_seq=7)
+
+
+def test_a_removal_that_somebody_made_up_has_no_signature_and_is_told(old_log):
+    link = AuditLink.objects.get(seq=3)
+    AuditSegment.objects.create(
+        first_seq=1, last_seq=3, last_hash=link.hash, last_entry_id=link.entry_id, entries=3, removed_at=old_log, signature="0" * 64
+    )
+    AuditLink.objects.filter(seq__lte=3)._raw_delete(connection.alias)
+    assert problems()[0] == "the removal of links 1 to 3 was not written by this installation"
+
+
+def test_a_change_after_a_removed_part_is_still_found(old_log):
+    prune_all(old_log)
+    guards_drop()
+    AuditEntry.objects.filter(target="node 5").update(actor="somebody else")
+    assert "(link 6)" in problems()[0]
+
+
 # --- what is written ------------------------------------------------------------------------------------------------
 
 
@@ -242,7 +327,7 @@ def test_every_change_in_the_administration_is_told_with_the_limits_before_and_a
     quota = quota_for(user_make("li@lab.example"))
     browser = Client()
     browser.force_login(boss)
-    fields = {"gpu_hours": "3000", "max_active_jobs": "", "max_cards": ""}
+    fields = {"gpu_hours": "3000", "max_active_jobs": "2000", "max_storage_mib": "102400", "max_cards": ""}
     assert browser.post(f"/admin/quotas/quota/{quota.pk}/change/", fields).status_code == 302
     assert Quota.objects.get(pk=quota.pk).gpu_hours == 3000
     assert AuditEntry.objects.get(action="quota.changed").params == {"gpu_hours": [2000, 3000]}

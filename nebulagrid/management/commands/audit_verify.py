@@ -8,7 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from quotas.audit import audit_chain, chain_check
+from quotas.audit import audit_chain
+from quotas.audit_check import chain_check
 
 
 class Command(BaseCommand):
@@ -36,6 +37,8 @@ class Command(BaseCommand):
         report = chain_check(now=timezone.now(), heads=heads)
         for text in report.problems:
             self.stdout.write(text)
+        if report.removed:
+            self.stdout.write(f"{report.removed} older entries were removed for their age; the chain goes on from the last of them.")
         self.stdout.write(f"{report.entries} entries, {report.links} linked, {report.waiting} to be linked; head {report.head}")
         if report.problems:
             raise CommandError("The audit log is not as it was written.", returncode=1)
