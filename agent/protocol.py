@@ -331,6 +331,10 @@ class SyncRequest(Message):
     results: tuple[CommandResult, ...] = ()
     answer: RestoreAnswer | None = None
     sent_at: float | None = None  # Unix time by the node's clock when this was sent; None = an agent that does not tell
+    # Until the first answer of a session: the secrets of the agent's earlier ones, which show that it is the same agent, and the hash
+    # of this one's.
+    proofs: tuple[str, ...] = field(default=(), repr=False)
+    proof_sha256: str | None = None
     uptime_s: float | None = None  # since the node's boot, when the request was made, by a clock that nobody sets
 
     def to_json(self, *, columns: bool = False) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from agent.http import HttpClient
 from agent.probe import Probe
 from agent.protocol import Command, CommandResult, ExitInfo, Inventory, Observed, Orders, RankId, SyncRequest
 from agent.store import Store
-from agent.syncline import SyncLine, status_write
+from agent.syncline import SyncLine, proof_sha256, status_write
 from agent.ws import Listener
 
 log = logging.getLogger("nebula-agent")
@@ -67,6 +67,7 @@ class Reporter:
         self._extra_advice = extra_advice
         self._session = str(uuid.uuid4())
         self._seq = 0
+        self._proof, self._proofs_before = store.proofs_begin()
         no_ranks: Any = _NoRanks()
         self._hardware = Hardware(probe=probe, processes=no_ranks, store=store, event=self._event)
         self._load = HostLoad(config.data_dir)
@@ -176,6 +177,8 @@ class Reporter:
             events=self._store.events(self._line.events.most),
             results=self._store.results(),
             sent_at=time.time(),
+            proofs=() if self._line.is_known else self._proofs_before,
+            proof_sha256=None if self._line.is_known else proof_sha256(self._proof),
         )
         return request, due
 

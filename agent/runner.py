@@ -34,7 +34,7 @@ from agent.processes import Processes
 from agent.procs import boottime
 from agent.protocol import Inventory, IsolationInfo, Orders, RankId, RestoreAsk, SyncRequest
 from agent.store import Store
-from agent.syncline import SyncLine, status_write
+from agent.syncline import SyncLine, proof_sha256, status_write
 from agent.ws import Listener
 
 log = logging.getLogger("nebula-agent")
@@ -72,6 +72,7 @@ class Runner:
         self._rng = rng or random.Random()
         self._session = str(uuid.uuid4())
         self._seq = 0
+        self._proof, self._proofs_before = store.proofs_begin()
         self._inbox: deque[tuple[str, RankId, int]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._shipper = LogShipper(connect(), done=lambda rank, length: self._post("log_done", rank, length))
@@ -271,6 +272,8 @@ class Runner:
             events=self._store.events(self._line.events.most),
             results=self._store.results(),
             sent_at=time.time(),
+            proofs=() if self._line.is_known else self._proofs_before,
+            proof_sha256=None if self._line.is_known else proof_sha256(self._proof),
             answer=self._desk.restored_answer(self._ask) if self._ask is not None else None,
             uptime_s=round(boottime(), 3),
         )

@@ -10,6 +10,7 @@ INVARIANT: a command's cid is committed before the command acts.
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,8 @@ from agent.protocol import (
 SCHEMA_VERSION = 1
 #: Events wait here while the control plane is away; beyond this many the newest are counted, not kept.
 MAX_EVENTS = 2000
+#: Secrets of earlier sessions: a control plane that came back from a backup knows an older one.
+PROOFS_KEPT = 5
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -203,6 +206,17 @@ class Store:
         number = int(self.meta("sessions") or 0) + 1
         self.meta_set("sessions", str(number))
         return number
+
+    def proofs_begin(self) -> tuple[str, tuple[str, ...]]:
+        """A secret for the session that begins, kept before it is told, and those of the sessions before: who knows one of them has
+        this store, and so is the same agent."""
+        try:
+            earlier = tuple(str(proof) for proof in json.loads(self.meta("proofs") or "[]"))[:PROOFS_KEPT]
+        except ValueError:
+            earlier = ()
+        own = secrets.token_hex(32)
+        self.meta_set("proofs", json.dumps([own, *earlier][:PROOFS_KEPT]))
+        return own, earlier
 
     # --- ranks ------------------------------------------------------------------------------------------------
 

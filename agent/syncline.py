@@ -3,6 +3,7 @@ ranks (runner.py) and the one that only reports (reporter.py)."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
@@ -63,6 +64,7 @@ class SyncLine:
         self.trouble: str | None = None
         self.is_superseded = False  # a newer agent speaks for this node: this one has to end
         self.events = EventWindow()
+        self.is_known = False  # the last answer took this session for the node's; until then each sync shows whose successor it is
         self._retry_s = RETRY_S[0]
         self._columns = False  # the control plane reads statuses as columns; it says so with each answer
 
@@ -76,6 +78,7 @@ class SyncLine:
             return None
         if answer.status in NOT_UNDERSTOOD:
             self.events.refused(request)
+        self.is_known = answer.status == 200
         if answer.status != 200:
             self._columns = False  # it may be an older one now
             self._refused(answer)
@@ -95,7 +98,9 @@ class SyncLine:
 
     def _refused(self, answer: Answer) -> None:
         text = f"{answer.status} {answer.error_text()}"
-        if answer.status == 409:
+        if answer.status == 409 and answer.error_code() in ("session_busy", "session_unconfirmed"):
+            self._later(f"this agent does not speak for node {self._config.node_id} yet ({text})", answer.retry_after_s or REFUSED_S[0])
+        elif answer.status == 409:
             self.is_superseded = True
             log.error(
                 "The control plane refuses this agent's session for node %d (%s). This agent ends and leaves its ranks to their shims.",
@@ -133,6 +138,11 @@ class SyncLine:
 
     def close(self) -> None:
         self._client.close()
+
+
+def proof_sha256(proof: str) -> str:
+    """What the control plane gets to know of a session's secret while the session lasts."""
+    return hashlib.sha256(proof.encode()).hexdigest()
 
 
 def status_write(folder: Path, status: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -24,7 +25,7 @@ from jobs.notify import pass_nudge
 from jobs.services import attempt_maybe_finish, observed_apply, orders_build
 from jobs.services.faults import card_holders, faults_apply
 from jobs.services.files import LOG_ALWAYS, log_cut
-from jobs.services.observe import Applied, ForeignRank, ranks_of
+from jobs.services.observe import Applied, ForeignRank, node_holds_jobs, ranks_of
 from jobs.services.restore import restore_sync
 from nodes import live
 from nodes.auth import node_authenticate
@@ -42,6 +43,10 @@ MAX_SYNC_BYTES = 4 * 1024 * 1024
 MAX_LOG_CHUNK = 4 * 1024 * 1024
 REFUSALS = {
     "superseded_session": "A newer agent has taken this node over; only one may run.",
+    "session_busy": "Another agent speaks for this node and was heard of a moment ago. If this is the same machine, wait; if its "
+    "configuration was copied from another one, enrol it as a node of its own.",
+    "session_unconfirmed": "This agent can't show that it is the one of before, and jobs may still run under that one. "
+    "An administrator has to confirm it on the node's page.",
     "retired": "This node was retired. Enrol it again to use it.",
     "unsupported_proto": "The agent and the control plane speak different protocols. Upgrade the older one.",
     "bad_session": "The session, boot id or number of this sync is not valid.",
@@ -113,15 +118,16 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         if (message.session, message.boot_id) != (node.session, node.boot_id):
             # "Another boot" proves that nothing of before runs, and it is told once: it must not be lost in between.
             with transaction.atomic():
-                seen, applied = _sync_apply(node, message, now=now)
+                seen, applied = _sync_apply(node, message, now=now, peer=client_address(request))
         else:
-            seen, applied = _sync_apply(node, message, now=now)
+            seen, applied = _sync_apply(node, message, now=now, peer=client_address(request))
     except ForeignRank as error:
         log.error("node %s reported rank %s, which is another node's", node.name, error.key)
         doubt(node.pk, "foreign_rank", now=now, data={"rank": error.key[:60]})
         return refuse(403, "not_yours", f"Rank {error.key} belongs to another node.")
     if not seen.accepted:
-        return refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."))
+        headers = {} if seen.retry_after_s is None else {"Retry-After": str(math.ceil(seen.retry_after_s))}
+        return refuse(409, seen.refusal or "refused", REFUSALS.get(seen.refusal or "", "This sync is not accepted."), **headers)
     if not seen.is_repeat:
         node_heard(node=node, sync=message, now=now)
     # 3. A full reconcile is done: the node takes work again.
@@ -142,10 +148,10 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
     return JsonResponse(orders.to_json())
 
 
-def _sync_apply(node: Node, message: SyncRequest, *, now: datetime) -> tuple[NodeSync, Applied]:
+def _sync_apply(node: Node, message: SyncRequest, *, now: datetime, peer: str) -> tuple[NodeSync, Applied]:
     if message.results:
         message = dataclasses.replace(message, results=results_masked(node, message.results))
-    seen = node_sync(node=node, sync=message, now=now, holders=card_holders)
+    seen = node_sync(node=node, sync=message, now=now, holders=card_holders, holds_jobs=node_holds_jobs, peer=peer)
     if not seen.accepted:
         return seen, Applied()
     if seen.cards_changed:

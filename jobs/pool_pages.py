@@ -13,6 +13,7 @@ from django.core.paginator import Paginator
 from django.db.models import Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
@@ -21,13 +22,17 @@ from jobs.lifecycle import SliceState
 from jobs.models import Job, Slice
 from jobs.selectors import Reader, reader_of
 from nodes import telemetry
+from nodes.claims import claim_now
 from nodes.event_words import event_kind_text, event_look, link_text
 from nodes.fact_words import health_facts, ports_text
 from nodes.foreign import foreign_rows
 from nodes.formats import model_name, models_text
 from nodes.health_views import card_health
 from nodes.inspection_words import finding_row, summary
-from nodes.models import AgentCommand, Gpu, GpuLink, HealthEvent, Inspection, Node, NodeState
+from nodes.inventory import UNCONFIRMED
+from nodes.isolation import is_ready, isolates_people
+from nodes.isolation_words import isolation_view, unisolated_text
+from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, HealthEvent, Inspection, Node, NodeState
 from nodes.pool import gpu_use, totals_of
 from nodes.serializers import uuid_short
 from nodes.topology import topology
@@ -52,7 +57,7 @@ def node_list(request: HttpRequest) -> HttpResponse:
     page = Paginator(query, PAGE).get_page(request.GET.get("page"))
     by_id = {node.pk: (at, node) for at, node in enumerate(picture.nodes)}
     rows = [_node_row(node, by_id.get(node.pk), picture) for node in page.object_list]
-    context = {"rows": rows, "page": page, "text": text, **_live_context(request, picture)}
+    context = {"rows": rows, "page": page, "text": text, "unisolated": _unisolated(), **_live_context(request, picture)}
     # A piece is fetched at the page's own address: query and page stay what they are.
     return render(request, "nodes/_list.html" if _is_piece(request) else "nodes/list.html", context)
 
@@ -74,7 +79,15 @@ def _node_row(node: Node, found: tuple[int, cells.NodeRow] | None, picture: cell
         "free_mib": totals.free_mib,
         "total_mib": totals.total_mib,
         "seen_s": _silent_s(found, frame),
+        "isolation": isolation_view(node.isolation) if not node.is_metrics_only else None,
     }
+
+
+def _unisolated() -> str:
+    """The banner about nodes that don't keep people's jobs apart. One query."""
+    nodes = Node.objects.exclude(state__in=(NodeState.RETIRED, NodeState.ENROLLING)).filter(is_metrics_only=False).order_by("name")
+    told = nodes.exclude(isolation=None).values_list("name", "isolation")
+    return unisolated_text(name for name, isolation in told if is_ready(isolation) and not isolates_people(isolation))
 
 
 def _silent_s(found: tuple[int, cells.NodeRow] | None, frame: Any) -> float | None:
@@ -106,6 +119,8 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
         "counts": totals_of(row["pool_use"] for row in rows),
         "power_w": _sum_told(row["power"] for row in rows),
         "load": _mean_told(row["use"] for row in rows),
+        "claim": claim_now(node, now=timezone.now()) if user.is_staff else None,
+        "unconfirmed": sum(user.is_staff and (gpu.state, gpu.state_reason) == (GpuState.MAINTENANCE, UNCONFIRMED) for gpu in gpus),
         "silent_s": _silent_s(next(((at, n) for at, n in enumerate(picture.nodes) if n.pk == node.pk), None), picture.frame),
         "what": models_text([gpu.model for gpu in gpus]),
         **_live_context(request, picture),
@@ -120,6 +135,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
         **inspection_context(node),
         "advice": [advice_text(code) for code in node_advice(node.advice, telemetry.nodes_latest([node.pk]).get(node.pk))],
         "ports": ports_text(node.rdma_ports),
+        "isolation": isolation_view(node.isolation),
         "topology": table,
         "links": _links(GpuLink.objects.filter(a__node=node)) if table is None else [],
         "events": [_event_row(event) for event in events],

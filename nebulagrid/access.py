@@ -128,6 +128,7 @@ GET          user    -             nodes/<node:name>/gpu<int:index>/
 GET          user    -             nodes/<node:name>/gpu<int:index>/curves/
 GET          staff   -             nodes/add/new/
 GET,POST     staff   -             nodes/<node:name>/drain/
+POST         staff   -             nodes/<node:name>/confirm/
 GET,POST     staff   -             nodes/<node:name>/labels/
 POST         staff   -             nodes/<node:name>/resume/
 POST         staff   -             nodes/<node:name>/inspect/
@@ -213,6 +214,7 @@ POST         staff   -             manage  own    nodes/enroll-token
 GET          user    -             read    any    nodes/<str:name>
 PATCH        staff   -             manage  own    nodes/<str:name>
 POST         staff   -             manage  own    nodes/<str:name>/drain
+POST         staff   -             manage  own    nodes/<str:name>/confirm
 POST         staff   -             manage  own    nodes/<str:name>/resume
 POST         staff   -             manage  own    nodes/<str:name>/commands
 GET          staff   -             read    own    nodes/<str:name>/commands/<int:id>

@@ -46,6 +46,7 @@ quota.approved,quota.denied,quota.withdrawn POST        quota/requests/<int:id>/
 quota.approved,quota.denied              POST           quota/approvals/
 quota.approved,quota.denied              POST           quota/decide/<str:token>/
 node.drained                             POST           nodes/<node:name>/drain/
+node.session_confirmed,node.inventory_confirmed POST           nodes/<node:name>/confirm/
 node.labelled                            POST           nodes/<node:name>/labels/
 node.resumed                             POST           nodes/<node:name>/resume/
 node.commanded                           POST           nodes/<node:name>/inspect/
@@ -99,6 +100,7 @@ secret.deleted                           DELETE         api/v1/secrets/<str:name
 node.token                               POST           api/v1/nodes/enroll-token
 node.labelled                            PATCH          api/v1/nodes/<str:name>
 node.drained                             POST           api/v1/nodes/<str:name>/drain
+node.session_confirmed,node.inventory_confirmed POST           api/v1/nodes/<str:name>/confirm
 node.resumed                             POST           api/v1/nodes/<str:name>/resume
 node.commanded                           POST           api/v1/nodes/<str:name>/commands
 node.commanded                           POST           api/v1/nodes/<str:name>/inspections

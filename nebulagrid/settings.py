@@ -354,6 +354,7 @@ UNIX_RANGE = signin.unix_range_from(env)
 UNIX_PREFIX = signin.unix_prefix_from(env)
 ALLOW_UNISOLATED = env_bool("ALLOW_UNISOLATED", False)
 SECRETS_ON_SHARED_NODES = env_bool("SECRETS_ON_SHARED_NODES", False)
+CONFIRM_INVENTORY = env_bool("CONFIRM_INVENTORY", False)
 
 # --- Words, time, files ---------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"

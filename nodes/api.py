@@ -20,6 +20,7 @@ from nodes.pool import pool_gpus, totals_of
 from nodes.serializers import (
     CommandRequest,
     CommandSchema,
+    ConfirmRequest,
     DrainRequest,
     EnrollTokenRequest,
     EnrollTokenSchema,
@@ -128,6 +129,24 @@ class NodeResumeView(APIView):
         node = node_find(name)
         ResumeRequest(data=request.data).is_valid(raise_exception=True)
         services.node_resume(node=node, by=request.user)
+        return Response(nodes_json([node_find(name)], request.user)[0])
+
+
+class NodeConfirmView(APIView):
+    @extend_schema(
+        operation_id="node_confirm",
+        summary="Confirm a node's new agent, or its new cards",
+        description="`agent`: an agent that can't show it is the one of before asks to speak for this node, and jobs may still run under "
+        "the old one; confirmed, it takes over, and what ran there counts as gone. `inventory`: cards that wait to be confirmed are put to "
+        "use (NEBULA_CONFIRM_INVENTORY). Staff only.",
+        request=ConfirmRequest,
+        responses=NodeSchema,
+    )
+    def post(self, request: Request, name: str) -> Response:
+        node = node_find(name)
+        body = ConfirmRequest(data=request.data)
+        body.is_valid(raise_exception=True)
+        services.node_confirm(node=node, by=request.user, what=body.validated_data["what"])
         return Response(nodes_json([node_find(name)], request.user)[0])
 
 

@@ -23,6 +23,7 @@ DOUBTS: Mapping[str, int] = {
     "implausible": 1,
     "foreign_rank": 2,
     "session_unproven": 1,
+    "session_unconfirmed": 1,
     "second_session": 2,
     "old_credential": 2,
 }

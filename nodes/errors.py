@@ -24,6 +24,8 @@ class NodeRefused(DomainError):
     default_code = "invalid"
     default_status = 400
     sentences = {
+        "claim_none": gettext_noop("Nobody waits to speak for {node} now: there is nothing to confirm. Start the agent there first."),
+        "inventory_none": gettext_noop("{node} has no cards that wait to be confirmed."),
         "node_busy": gettext_noop("Node {node} is {state} or still holds cards. Let its jobs end first, or enrol under another name."),
         "node_retired": gettext_noop("Node {node} is retired. Enrol it anew to use it."),
         "cordon_reason_missing": gettext_noop("Say why the node is drained, in 1–200 characters; got {length}."),

@@ -30,6 +30,10 @@ EVENTS = {
     "implausible": gettext_lazy("The agent told of hardware that can't be; that part was not believed."),
     "foreign_rank": gettext_lazy("This node's credential was used for a job of another node; that was refused."),
     "session_unproven": gettext_lazy("An agent that can't show it is the one of before speaks for this node now."),
+    "session_unconfirmed": gettext_lazy(
+        "An agent that can't show it is the one of before wants to speak for this node, where jobs may still run. Look whether the old "
+        "one is gone, then confirm it on this page."
+    ),
     "second_session": gettext_lazy("A second agent tried to speak for this node while the first one was at work; it was refused."),
     "old_credential": gettext_lazy("Somebody used a credential of this node that was replaced long ago; it was refused."),
 }
@@ -76,8 +80,12 @@ def event_kind_text(kind: str, data: Mapping[str, Any]) -> str:
         values = {"user": data.get("user") or "?", "command": data.get("command") or "?", "mib": data.get("used_mib", "?")}
         return _("%(command)s of %(user)s uses %(mib)s MiB of it and belongs to no job.") % values
     text = EVENTS.get(kind)
-    problem = data.get("problem") if kind in ("bad_event", "implausible") else None
-    return (str(text) if text is not None else kind) + (f" ({problem})" if isinstance(problem, str) else "")
+    more = data.get("problem") if kind == "bad_event" else None
+    if kind == "implausible" and "value" in data:
+        more = f"{data.get('what')}: {data['value']} > {data.get('limit')}"
+    elif kind in ("second_session", "session_unconfirmed", "session_unproven", "old_credential") and data.get("peer"):
+        more = " ".join(str(data[name]) for name in ("hostname", "peer") if data.get(name))
+    return (str(text) if text is not None else kind) + (f" ({more})" if isinstance(more, str) else "")
 
 
 def event_look(kind: str) -> tuple[str, str]:

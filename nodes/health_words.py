@@ -39,6 +39,7 @@ CAUSES = {
     "missing": gettext_lazy("The agent no longer sees the card."),
     "not_seen": gettext_lazy("The agent no longer sees it."),
     "appeared": gettext_lazy("The card was gone and is seen again."),
+    "unconfirmed": gettext_lazy("Its node tells of it anew: staff confirm it on the node's page first."),
     "test_failed": gettext_lazy("It failed its self-test."),
     "hot": gettext_lazy("It stayed too hot."),
     "cooled": gettext_lazy("It has cooled; a self-test brings it back."),

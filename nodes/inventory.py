@@ -11,9 +11,11 @@ import logging
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q
 
-from agent.protocol import GpuInfo, Inventory, RdmaInfo
+from agent.protocol import CARDS_MOST, GpuInfo, Inventory, RdmaInfo
+from nodes.doubts import doubt
 from nodes.isolation import isolation_json
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.text import NAME, text_clean
@@ -23,6 +25,10 @@ log = logging.getLogger(__name__)
 #: Sizes that makers print on the box, in GiB (D1).
 BOX_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)
 NOT_SEEN = "not_seen"
+#: The state reason of a card that waits in maintenance until staff have confirmed what its node tells of it.
+UNCONFIRMED = "unconfirmed"
+#: No card and no machine has more: whoever tells so errs or lies.
+CARD_MIB_MOST, HOST_MIB_MOST, CORES_MOST = 1 << 20, 1 << 26, 1 << 14
 #: More ports of RDMA than this are no machine.
 PORTS_MAX = 64
 #: Advice that keeps new work from a node while it lasts: programs that start now would fail, those that run go on. The first that
@@ -43,6 +49,18 @@ def nominal_mib(total_mib: int) -> int:
     return -(-total_mib // 1024) * 1024
 
 
+def implausible(inventory: Inventory) -> list[dict[str, Any]]:
+    """What of it can't be: what, the value, the limit. Such values are not taken over (an unknown size is never scheduled)."""
+    sizes = [card.total_mib for card in inventory.gpus if card.total_mib is not None and card.total_mib > CARD_MIB_MOST]
+    found = [{"what": "card_mib", "value": size, "limit": CARD_MIB_MOST} for size in sizes]
+    if len(inventory.gpus) > CARDS_MOST:
+        found.append({"what": "cards", "value": len(inventory.gpus), "limit": CARDS_MOST})
+    for what, value, limit in (("cpu_cores", inventory.cpu_cores, CORES_MOST), ("memory_mib", inventory.memory_mib, HOST_MIB_MOST)):
+        if value is not None and value > limit:
+            found.append({"what": what, "value": value, "limit": limit})
+    return found
+
+
 def inventory_sha256(inventory: Inventory) -> str:
     return hashlib.sha256(json.dumps(inventory.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -52,9 +70,15 @@ def inventory_apply(*, node: Node, inventory: Inventory, now: datetime) -> bool:
 
     Returns False if something could not be taken over yet (a card is still held on another node): ask again later.
     """
+    wrong = implausible(inventory)
+    if wrong:
+        log.warning("node %s tells of what can't be: %s", node.name, wrong[:3])
+        doubt(node.pk, "implausible", now=now, data=wrong[0], times=len(wrong))
+    # A node that was seen before and now has other cards: staff look first, where the setting says so.
+    must_confirm = settings.CONFIRM_INVENTORY and node.isolation is not None
     _facts_apply(node, inventory)
     _cordon_apply(node)
-    is_settled, cards = _gpus_apply(node, inventory, now=now)
+    is_settled, cards = _gpus_apply(node, inventory, now=now, must_confirm=must_confirm)
     _links_apply(node, inventory, cards)
     return is_settled
 
@@ -67,8 +91,8 @@ def _facts_apply(node: Node, inventory: Inventory) -> None:
         "agent_version": _text(inventory.agent_version, 40),
         "driver_version": _text(inventory.driver_version, 40),
         "cuda_version": _text(inventory.cuda_version, 20),
-        "cpu_cores": _positive(inventory.cpu_cores),
-        "memory_mib": _positive(inventory.memory_mib),
+        "cpu_cores": _positive(inventory.cpu_cores, CORES_MOST),
+        "memory_mib": _positive(inventory.memory_mib, HOST_MIB_MOST),
         "has_rdma": inventory.rdma,
         "rdma_ports": [_port(port) for port in inventory.rdma_ports[:PORTS_MAX]],
         "numa_nodes": _positive(inventory.numa_nodes, 32767),
@@ -105,9 +129,10 @@ def _cordon_apply(node: Node) -> None:
             setattr(node, name, value)
 
 
-def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[bool, dict[str, Gpu]]:
-    """Returns whether all could be taken over, and the node's present cards by UUID."""
-    wanted = {info.uuid: info for info in inventory.gpus if NAME.fullmatch(info.uuid) and len(info.uuid) <= 80}
+def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime, must_confirm: bool) -> tuple[bool, dict[str, Gpu]]:
+    """Returns whether all could be taken over, and the node's present cards by UUID. ``must_confirm``: what is new waits for staff."""
+    waits = {"state": GpuState.MAINTENANCE, "state_reason": UNCONFIRMED, "state_at": now} if must_confirm else {}
+    wanted = {info.uuid: info for info in inventory.gpus[:CARDS_MOST] if NAME.fullmatch(info.uuid) and len(info.uuid) <= 80}
     rows = {gpu.uuid: gpu for gpu in Gpu.objects.select_related("node").filter(Q(node=node) | Q(uuid__in=wanted)).order_by("pk")}
     is_settled = True
     cards: dict[str, Gpu] = {}
@@ -116,9 +141,10 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[boo
         facts = _gpu_facts(info)
         gpu = rows.get(uuid)
         if gpu is None:
-            new.append(Gpu(node=node, uuid=uuid, state_at=now, **facts))
+            new.append(Gpu(node=node, uuid=uuid, **{"state_at": now, **facts, **waits}))
             continue
-        if gpu.node_id != node.pk and not _gpu_move(gpu, node, now=now):
+        is_new_here = gpu.node_id != node.pk
+        if is_new_here and not _gpu_move(gpu, node, now=now):
             is_settled = False
             continue
         cards[uuid] = gpu
@@ -128,8 +154,14 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[boo
             del changed["total_mib"]
             changed.pop("nominal_mib", None)
             is_settled = False
+        if waits and gpu.live_slices and changed.get("total_mib") is not None:
+            del changed["total_mib"]
+            changed.pop("nominal_mib", None)
+            is_settled = False
         if gpu.state == GpuState.MISSING:
             changed |= {"state": _state_before(gpu.state_reason), "state_reason": "", "state_at": now}
+        if waits and (is_new_here or changed.get("total_mib") is not None):
+            changed |= waits
         if changed:
             # The held memory is in the condition: a pass may place a slice while we look.
             room = Q() if changed.get("total_mib") is None else Q(held_mib__lte=changed["total_mib"])
@@ -152,7 +184,7 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime) -> tuple[boo
 
 
 def _gpu_facts(info: GpuInfo) -> dict[str, Any]:
-    total = _positive(info.total_mib)
+    total = _positive(info.total_mib, CARD_MIB_MOST)
     return {
         "index": min(max(0, info.index), 2**31 - 1),
         "model": _text(info.model, 120),

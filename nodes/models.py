@@ -65,6 +65,10 @@ class Node(models.Model):
     credential_sha256 = models.CharField(max_length=64, unique=True, null=True, editable=False)  # noqa: DJ001
     session = models.CharField(_("agent session"), max_length=40, blank=True)
     past_sessions = models.JSONField(default=list, editable=False)
+    # SHA-256 of the secret that the agent of this session keeps in its store: its successor knows it (nodes/sessions.py).
+    session_proof = models.CharField(max_length=64, blank=True, default="", editable=False)
+    # Who else wants to speak for this node and is not believed yet (nodes/claims.py).
+    claim = models.JSONField(null=True, blank=True, editable=False)
     last_seq = models.BigIntegerField(default=0, editable=False)
     boot_id = models.CharField(_("boot id"), max_length=40, blank=True)
     # The restore from a backup that this node has not answered yet (jobs.models.Restore): until then it takes no work.

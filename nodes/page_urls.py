@@ -9,6 +9,7 @@ from nodes import health_views, names, views  # noqa: F401 - names registers the
 #: ``<node:name>`` is nodes.names.NodeNameConverter.
 urlpatterns = [
     path("add/new/", views.node_add, name="node-add"),
+    path("<node:name>/confirm/", views.node_confirm, name="node-confirm"),
     path("<node:name>/drain/", views.node_drain, name="node-drain"),
     path("<node:name>/labels/", views.node_labels, name="node-labels"),
     path("<node:name>/resume/", views.node_resume, name="node-resume"),

@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 
+from nodes.isolation import Told, isolates_people
 from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.names import NAME_MOST, node_name_validate
 from nodes.pool import gpu_use
@@ -90,6 +91,26 @@ def gpu_json(
     }
 
 
+def isolation_out(told: Told) -> dict[str, Any] | None:
+    """Null: the agent has not told anything, or is of an older version that does not."""
+    if not told:
+        return None
+    names = ("identity", "account", "uid", "sandbox", "open", "limits", "ready", "problem")
+    return {**{name: told.get(name) for name in names}, "isolates_people": isolates_people(told)}
+
+
+def claim_out(claim: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not claim:
+        return None
+    return {
+        "code": claim["code"],
+        "hostname": claim["hostname"],
+        "peer": claim["peer"],
+        "at": _iso(datetime.fromtimestamp(claim["at"], UTC)),
+        "confirmed": claim["is_confirmed"],
+    }
+
+
 def node_json(
     node: Node,
     gpus: Sequence[Gpu],
@@ -126,6 +147,8 @@ def node_json(
         "rdma": node.has_rdma,
         "rdma_ports": node.rdma_ports,
         "metrics_only": node.is_metrics_only,
+        "isolation": isolation_out(node.isolation),
+        "claim": claim_out(node.claim),
         "labels": dict(sorted(node.labels.items())),
         "last_seen_at": _iso(node.last_seen_at),
         "advice": [{"code": code, "text": advice_text(code)} for code in node_advice(node.advice, told)],
@@ -195,6 +218,10 @@ class DrainRequest(NodeInput):
 
 class ResumeRequest(NodeInput):
     """A body without fields."""
+
+
+class ConfirmRequest(NodeInput):
+    what = serializers.ChoiceField(choices=("agent", "inventory"))
 
 
 class EnrollTokenRequest(NodeInput):
@@ -297,6 +324,28 @@ class GpuSchema(serializers.Serializer[Any]):
     is_idle = serializers.BooleanField(help_text="False also where the use can't be read.")
 
 
+class IsolationSchema(serializers.Serializer[Any]):
+    identity = serializers.CharField(help_text="same | shared | mapped: who jobs run as.")
+    account = serializers.CharField(allow_null=True)
+    uid = serializers.IntegerField()
+    sandbox = serializers.CharField(help_text="mounts | landlock | none: what closes our folders to jobs.")
+    open = serializers.ListField(child=serializers.CharField(), help_text="What a job can still reach.")
+    limits = serializers.DictField(child=serializers.BooleanField(), help_text="memory, cpu, pids, devices: enforced or not.")
+    ready = serializers.BooleanField(help_text="False: no job can be started here safely.")
+    problem = serializers.CharField(allow_null=True)
+    isolates_people = serializers.BooleanField(help_text="Whether people's jobs are kept apart here.")
+
+
+class ClaimSchema(serializers.Serializer[Any]):
+    """Another agent that asks to speak for the node."""
+
+    code = serializers.ChoiceField(choices=("session_busy", "session_unconfirmed"))
+    hostname = serializers.CharField()
+    peer = serializers.CharField()
+    at = serializers.DateTimeField()
+    confirmed = serializers.BooleanField()
+
+
 class NodeSchema(serializers.Serializer[Any]):
     name = serializers.CharField()
     state = serializers.ChoiceField(choices=NodeState.values)
@@ -316,6 +365,8 @@ class NodeSchema(serializers.Serializer[Any]):
     numa_nodes = serializers.IntegerField(allow_null=True)
     rdma = serializers.BooleanField()
     rdma_ports = RdmaPortSchema(many=True)
+    isolation = IsolationSchema(allow_null=True, help_text="Null: the agent has not told, or is of an older version.")
+    claim = ClaimSchema(allow_null=True, help_text="Null: nobody else asked to speak for this node since its agent began.")
     metrics_only = serializers.BooleanField(help_text="Its agent launches nothing: no job comes to it.")
     labels = serializers.DictField(child=serializers.CharField())
     last_seen_at = serializers.DateTimeField(allow_null=True)

@@ -18,11 +18,12 @@ from django.utils import timezone
 from agent.protocol import EnrolAnswer, EnrolRequest
 from nodes import live, selectors, telemetry
 from nodes.auth import credential_sha256
+from nodes.claims import claim_confirm
 from nodes.errors import EnrolRefused, NodeRefused
-from nodes.inventory import SILENT
+from nodes.inventory import SILENT, UNCONFIRMED
 from nodes.labels import node_label
 from nodes.liveness import silent_nodes, watch_next
-from nodes.models import AgentCommand, EnrolToken, Gpu, Installation, Node, NodeState
+from nodes.models import AgentCommand, EnrolToken, Gpu, GpuState, Installation, Node, NodeState
 from nodes.names import name_given, name_of_host
 from nodes.sync import NodeSync, node_heard, node_ready, node_sync
 from nodes.text import json_clean, text_clean
@@ -35,6 +36,7 @@ __all__ = [
     "installation_code",
     "last_seen_flush",
     "liveness_check",
+    "node_confirm",
     "node_cordon",
     "node_enrol",
     "node_heard",
@@ -116,8 +118,8 @@ def _node_reenrol(node: Node, *, credential: str, now: datetime) -> None:
         raise NodeRefused("node_busy", 409, {"node": node.name, "state": node.state})
     # The boot id is forgotten: it may be another machine, and "another boot id" would then prove nothing about the old one.
     node.credential_sha256, node.boot_id, node.inventory_sha256 = credential_sha256(credential), "", ""
-    node.state, node.state_at = NodeState.ENROLLING, now
-    node.save(update_fields=("credential_sha256", "boot_id", "inventory_sha256", "state", "state_at"))
+    node.state, node.state_at, node.claim = NodeState.ENROLLING, now, None
+    node.save(update_fields=("credential_sha256", "boot_id", "inventory_sha256", "state", "state_at", "claim"))
 
 
 def _is_heard(node: Node, *, now: datetime) -> bool:
@@ -175,6 +177,25 @@ def node_resume(*, node: Node, by: AbstractBaseUser | None) -> Node:
     with transaction.atomic():
         audit(by, "node.resumed", f"node {node.name}")
         return _cordon_set(node, cordoned=False, cordon_reason="", cordoned_by=None, cordoned_until=None, spoilt_launches=0)
+
+
+@transaction.atomic
+def node_confirm(*, node: Node, by: AbstractBaseUser | None, what: str, now: datetime | None = None) -> Node:
+    """``what`` = agent: believe whoever asks to speak for this node; inventory: put the cards to use that were shown anew.
+
+    Raises NodeRefused (409) where there is nothing to confirm.
+    """
+    now = now or timezone.now()
+    if what == "agent":
+        claim_confirm(node=node, by=by, now=now)
+        return node
+    cards = Gpu.objects.filter(node=node, state=GpuState.MAINTENANCE, state_reason=UNCONFIRMED)
+    count = cards.update(state=GpuState.HEALTHY, state_reason="", state_at=now)
+    if not count:
+        raise NodeRefused("inventory_none", 409, {"node": node.name})
+    audit(by, "node.inventory_confirmed", f"node {node.name}", {"cards": count}, now=now)
+    live.publish("pool", {"node": node.pk, "state": node.state})
+    return node
 
 
 def _cordon_set(node: Node, **fields: Any) -> Node:

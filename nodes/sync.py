@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 
 from agent.protocol import PROTO, Command, CommandResult, SyncRequest
 from nodes import care, doubts, live, telemetry
+from nodes.claims import claim_alarm, claim_is_confirmed, claim_note
 from nodes.events import BIG, Holders, events_take
 from nodes.inspections import inspection_results
 from nodes.inventory import inventory_apply, inventory_sha256
+from nodes.liveness import AHEAD_S
 from nodes.models import AgentCommand, Node, NodeState
+from nodes.sessions import Known, Verdict, session_judge
 from nodes.telemetry import Seen
 from nodes.text import NAME, text_cap
 from quotas.sql import Select
@@ -37,6 +41,8 @@ RESULT_MAX = 64 * 1024
 #: While Redis is away a node's row says when it was heard of, as often as its flush would.
 FLUSH = timedelta(seconds=4)
 UPTIME_MOST_S = 1e10  # 300 years
+#: So often an agent asks again that waits for somebody to confirm it.
+CONFIRM_RETRY_S = 15.0
 COMMANDS_MAX = 32  # a sync; the rest comes with the next ones
 #: Compiled once, as every sync asks. With room for those that ran out and that upkeep has not taken away yet.
 _queued_of_node = Select(
@@ -50,8 +56,8 @@ _queued_of_node = Select(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSync:
-    """What came of the nodes' half of a sync. ``refusal`` = superseded_session | retired | unsupported_proto |
-    bad_session.
+    """What came of the nodes' half of a sync. ``refusal`` = superseded_session | session_busy | session_unconfirmed | retired |
+    unsupported_proto | bad_session; with the two in the middle, ``retry_after_s`` says when to ask again.
 
     ``is_repeat``: answer with the orders, but apply nothing. ``boot_changed``: the machine was started anew since its
     last accepted sync, which is proof that nothing of before runs; it is told once, so apply it in the same transaction.
@@ -72,14 +78,24 @@ class NodeSync:
     inventory_changed: bool = False
     before: Seen | None = None
     cards_changed: bool = False
+    retry_after_s: float | None = None
 
 
-def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders | None = None) -> NodeSync:
+def node_sync(
+    *,
+    node: Node,
+    sync: SyncRequest,
+    now: datetime,
+    holders: Holders | None = None,
+    holds_jobs: Callable[[Node], bool] | None = None,
+    peer: str = "",
+) -> NodeSync:
     """Take a sync of ``node``, as loaded by ``node_authenticate`` for this request; its fields are brought up to date.
 
     Where anything is to be written (new session, changed inventory, events, results) it is one transaction; put the
     applying of ``observed`` in the same one if ``boot_changed`` must not be lost to a crash in between, and call ``node_heard`` when
-    all of it is committed. ``holders`` tells who has which card, for faults that a program caused.
+    all of it is committed. ``holders`` tells who has which card, for faults that a program caused, ``holds_jobs`` whether something of
+    ours may run there, ``peer`` the address that it came from.
     """
     if sync.proto != PROTO:
         return NodeSync(accepted=False, refusal="unsupported_proto", state=node.state)
@@ -91,10 +107,16 @@ def node_sync(*, node: Node, sync: SyncRequest, now: datetime, holders: Holders 
     is_new_session = sync.session != node.session
     last = telemetry.node_last_seen(node.pk)
     if is_new_session and sync.session in node.past_sessions:
+        # Whoever spoke for this node before is not gone: there are two of them.
+        doubts.doubt(node.pk, "second_session", now=now, data={"peer": peer})
         return NodeSync(accepted=False, refusal="superseded_session", state=node.state)
     if last is not None and last.session == sync.session and sync.seq <= last.seq and not is_new_session:
         return NodeSync(accepted=True, is_repeat=True, commands=commands_for(node=node, now=now), state=node.state)
     before = seen_latest(last, node, now=now)
+    if not is_new_session:
+        claim_alarm(node, now=now)
+    elif (refused := _session_refuse(node, sync, before, holds_jobs, peer=peer, now=now)) is not None:
+        return refused
 
     # 2. Is there anything to write?
     sha256 = inventory_sha256(sync.inventory) if sync.inventory is not None else None
@@ -195,6 +217,34 @@ def commands_for(*, node: Node, now: datetime) -> tuple[Command, ...]:
     return tuple(itertools.islice(found, COMMANDS_MAX))
 
 
+def _session_refuse(
+    node: Node, sync: SyncRequest, before: Seen | None, holds_jobs: Callable[[Node], bool] | None, *, peer: str, now: datetime
+) -> NodeSync | None:
+    """Why a new session does not become the node's, or None. Who is refused is noted for staff."""
+    if not node.session or node.state in (NodeState.ENROLLING, NodeState.RETIRED) or node.restore:
+        # Nobody is there; or we came back from a backup that may not know the node's present session.
+        return None
+    silent_s = None if before is None else now.timestamp() - before.at
+    known = Known(
+        boot_id=node.boot_id,
+        proof_sha256=node.session_proof,
+        silent_s=silent_s if silent_s is None or silent_s > -AHEAD_S else None,  # else our own clock was set back
+        holds_jobs=holds_jobs(node) if holds_jobs is not None else False,
+    )
+    unknown_after_s = float(settings.UNKNOWN_AFTER_S)
+    is_confirmed = claim_is_confirmed(node, session=sync.session)
+    verdict = session_judge(known, boot_id=sync.boot_id, proofs=sync.proofs, is_confirmed=is_confirmed, unknown_after_s=unknown_after_s)
+    if verdict is Verdict.TAKE_UNPROVEN:
+        doubts.doubt(node.pk, "session_unproven", now=now, data={"peer": peer})
+    if verdict in (Verdict.TAKE, Verdict.TAKE_UNPROVEN):
+        return None
+    hostname = sync.inventory.hostname if sync.inventory is not None else ""
+    claim_note(node, session=sync.session, boot_id=sync.boot_id, code=verdict.value, peer=peer, hostname=hostname, now=now)
+    log.warning("node %s: a new session from %s is refused (%s)", node.name, peer or "somewhere", verdict.value)
+    wait_s = CONFIRM_RETRY_S if verdict is Verdict.UNCONFIRMED else min(unknown_after_s, unknown_after_s - (known.silent_s or 0.0) + 0.5)
+    return NodeSync(accepted=False, refusal=verdict.value, state=node.state, retry_after_s=max(1.0, wait_s))
+
+
 def _session_take(node: Node, sync: SyncRequest, *, is_new_session: bool, now: datetime) -> str | None:
     """Make the sync's session the node's and put the node to RECOVERING. Returns a refusal, or None.
 
@@ -204,7 +254,13 @@ def _session_take(node: Node, sync: SyncRequest, *, is_new_session: bool, now: d
     changes: dict[str, Any] = {"boot_id": sync.boot_id, "state": NodeState.RECOVERING, "state_at": now}
     if is_new_session:
         past = [*node.past_sessions, node.session] if node.session else node.past_sessions
-        changes |= {"session": sync.session, "past_sessions": past[-PAST_SESSIONS:]}
+        proof = sync.proof_sha256 or ""
+        changes |= {
+            "session": sync.session,
+            "past_sessions": past[-PAST_SESSIONS:],
+            "session_proof": proof if len(proof) == 64 and NAME.fullmatch(proof) else "",
+            "claim": None,
+        }
         if sync.inventory is None:
             changes["inventory_sha256"] = ""  # none of this session: the agent is asked for it
     took = Node.objects.filter(pk=node.pk, session=node.session).exclude(state=NodeState.RETIRED).update(**changes)

@@ -12,6 +12,7 @@ urlpatterns = [
     path("nodes/<str:name>", api.NodeDetailView.as_view(), name="api-node-detail"),
     path("nodes/<str:name>/drain", api.NodeDrainView.as_view(), name="api-node-drain"),
     path("nodes/<str:name>/resume", api.NodeResumeView.as_view(), name="api-node-resume"),
+    path("nodes/<str:name>/confirm", api.NodeConfirmView.as_view(), name="api-node-confirm"),
     path("nodes/<str:name>/commands", api.CommandListView.as_view(), name="api-node-commands"),
     path("nodes/<str:name>/commands/<int:id>", api.CommandDetailView.as_view(), name="api-node-command-detail"),
     path("nodes/<str:name>/samples", samples_api.NodeSamplesView.as_view(), name="api-node-samples"),

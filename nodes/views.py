@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -114,6 +115,16 @@ def node_labels(request: HttpRequest, name: str) -> HttpResponse:
 def node_resume(request: HttpRequest, name: str) -> HttpResponse:
     node = get_object_or_404(Node, name=name)
     services.node_resume(node=node, by=request.user)
+    return redirect("node-detail", name=node.name)
+
+
+@require_POST
+@staff_only
+def node_confirm(request: HttpRequest, name: str) -> HttpResponse:
+    """Of what is not there any more, nothing is said: the page that follows shows what is."""
+    node = get_object_or_404(Node, name=name)
+    with contextlib.suppress(NodeRefused):
+        services.node_confirm(node=node, by=request.user, what="agent" if request.POST.get("what") == "agent" else "inventory")
     return redirect("node-detail", name=node.name)
 
 

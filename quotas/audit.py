@@ -70,6 +70,8 @@ ACTIONS: dict[str, str] = {
     "node.drained": gettext_noop("node drained"),
     "node.resumed": gettext_noop("node resumed"),
     "node.labelled": gettext_noop("node labelled"),
+    "node.inventory_confirmed": gettext_noop("cards of a node confirmed"),
+    "node.session_confirmed": gettext_noop("new agent of a node confirmed"),
     "node.retired": gettext_noop("node retired"),
     "node.lost": gettext_noop("node declared lost"),
     "node.commanded": gettext_noop("command sent to a node"),

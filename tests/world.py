@@ -16,6 +16,7 @@ from jobs import logs
 from jobs.artifacts import artifact_path
 from jobs.models import Artifact, Job, Rank
 from nodes.alerts import mute_create
+from nodes.claims import claim_note
 from nodes.incidents import incident_open
 from nodes.models import AgentCommand, Alert, AlertJob, AlertMute, Incident, Node
 from nodes.services import command_create
@@ -43,6 +44,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "nodes/enroll-token"): {},
     ("PATCH", "nodes/<str:name>"): {"labels": {"rack": "r2"}},
     ("POST", "nodes/<str:name>/drain"): {"reason": "new fan"},
+    ("POST", "nodes/<str:name>/confirm"): {"what": "agent"},
     ("POST", "nodes/<str:name>/commands"): {"verb": "ping"},
     ("POST", "nodes/<str:name>/drill"): {"fault": "xid79"},
     ("POST", "gpus/<str:uuid>/act"): {"action": "isolate", "reason": "smells"},
@@ -160,6 +162,9 @@ def world_make(folder: Path) -> World:
     Membership.objects.create(project=project, user=people["viewer"], role=Membership.Role.VIEWER)
     other = project_make("speech", members=(people["owner"], people["stranger"]))
     node, other_node = node_make("node-a", cards=2, is_simulated=True), node_make("node-b", cards=1, is_simulated=True)
+    claim_note(
+        node, session="new", boot_id="b", code="session_unconfirmed", peer="10.0.0.9", hostname="node-a.lab.example", now=timezone.now()
+    )
     attempt = attempt_make(None, gpus=(node.gpus.first(),))
     Job.objects.filter(pk=attempt.job_id).update(owner=people["owner"], project=project, env={"SECRET": "hunter2"})
     rank = attempt.ranks.get()

@@ -98,6 +98,11 @@ class Applied:
     ask: RestoreAsk | None = None
 
 
+def node_holds_jobs(node: Node) -> bool:
+    """Whether ranks of ours may run on this node. One query."""
+    return Rank.objects.filter(node=node, is_forgotten=False).exclude(observed__in=RANK_FINAL).exists()
+
+
 def ranks_of(node: Node) -> list[NodeRank]:
     """The node's ranks that its agent may still hold. One query."""
     return [NodeRank(*row) for row in _of_node(node.pk)]

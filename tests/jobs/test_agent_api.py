@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from jobs import logs
 from jobs.models import Artifact, Rank
 from jobs.services import job_cancel
 from jobs.services.schedule import pass_run
+from nodes import telemetry
 from nodes.models import Node, NodeState
 from nodes.services import enrol_token_create
 from tests.factories import node_credential, node_make
@@ -39,6 +41,12 @@ class AgentClient:
     def log(self, rank: str, offset: object, data: bytes) -> tuple[int, dict[str, Any]]:
         answer = self.http.put(f"/api/agent/v1/logs/{rank}?offset={offset}", data=data, content_type="application/octet-stream")
         return answer.status_code, answer.json()
+
+
+def silent(node: Node, *, for_s: float = 60) -> None:
+    """Nothing was heard of the node for so long."""
+    telemetry.node_forget(node.pk)
+    Node.objects.filter(pk=node.pk).update(last_seen_at=timezone.now() - timedelta(seconds=for_s))
 
 
 @pytest.fixture
@@ -265,6 +273,9 @@ def test_a_reboot_is_seen_with_the_new_boot_id(agents: list[AgentClient]) -> Non
     mine.sync(Observed(rank=rank.key, epoch=1, state="RUNNING"))
     assert state(job) == "RUNNING"
     mine.session, mine.boot_id = "after-boot", "boot-2"
+    status, refused = mine.sync()
+    assert (status, refused["code"]) == (409, "session_busy")  # of a moment ago: it may as well be another machine
+    silent(mine.node)
     mine.sync()
     assert state(job) == "WAITING"
     assert job.wait_params["reason"] == "node_rebooted"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from agent.protocol import Inventory, LinkInfo, RdmaInfo
+from agent.protocol import Inventory, LinkInfo, RdmaInfo, SyncRequest
 from jobs.scheduler import need
+from nodes.errors import NodeRefused
 from nodes.inventory import inventory_apply, nominal_mib
-from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
-from tests.factories import attempt_make, gpu_info, gpu_make, inventory, node_make
+from nodes.models import Gpu, GpuLink, GpuState, HealthEvent, Node, NodeState
+from nodes.services import node_confirm
+from quotas.models import AuditEntry
+from tests.factories import attempt_make, gpu_info, gpu_make, inventory, node_make, user_make
 
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
@@ -206,3 +210,65 @@ class TestInventory:
         self.apply(node, inventory("GPU-a", gpus=(gpu_info("GPU-a", model="m" * 500), gpu_info("u" * 200, 1)), hostname="h" * 500))
         assert [len(gpu.model) for gpu in node.gpus.all()] == [120]
         assert len(node.hostname) == 253
+
+
+# --- what can't be, and what staff confirm ------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+class TestDoubts:
+    @pytest.fixture(autouse=True)
+    def quiet(self, published, no_redis):
+        pass
+
+    def take(self, node, *cards, **fields):
+        fresh = Node.objects.get(pk=node.pk)
+        settled = inventory_apply(node=fresh, inventory=replace(inventory(**fields), gpus=cards), now=NOW)
+        return settled, {gpu.uuid: gpu for gpu in Gpu.objects.filter(node=node)}
+
+    def test_a_card_of_a_million_gib_is_shown_and_never_scheduled_and_staff_are_told(self):
+        node = node_make()
+        _, cards = self.take(node, gpu_info("GPU-a", mib=10**9), gpu_info("GPU-b", 1), cpu_cores=10**9, memory_mib=10**9)
+        assert (cards["GPU-a"].total_mib, cards["GPU-b"].total_mib) == (None, 24_564)
+        node.refresh_from_db()
+        assert (node.cpu_cores, node.memory_mib) == (None, None)
+        event = HealthEvent.objects.get(kind="implausible")
+        assert event.data == {"what": "card_mib", "value": 10**9, "limit": 2**20}
+
+    def test_of_300_000_cards_as_many_as_a_machine_has_are_taken(self):
+        node = node_make()
+        many = {"hostname": "h", "gpus": [{"uuid": f"G{n}", "index": n, "model": "m", "vendor": "v"} for n in range(300_000)]}
+        message = SyncRequest.from_json({"session": "s", "boot_id": "b", "seq": 1, "inventory": many})
+        with CaptureQueriesContext(connection) as queries:
+            inventory_apply(node=node, inventory=message.inventory, now=NOW)
+        assert Gpu.objects.filter(node=node).count() == 256
+        assert len(queries) < 20
+        assert HealthEvent.objects.get(kind="implausible").data["what"] == "cards"
+
+    def test_where_staff_confirm_new_cards_wait_and_other_sizes_too(self, settings):
+        settings.CONFIRM_INVENTORY = True
+        node = node_make(isolation=None)
+        _, cards = self.take(node, gpu_info("GPU-a"))
+        assert cards["GPU-a"].state == "HEALTHY"  # of a node that was not seen before: its enrolment was the confirmation
+        _, cards = self.take(node, gpu_info("GPU-a", mib=49_140), gpu_info("GPU-b", 1))
+        waiting = {uuid: (gpu.state, gpu.state_reason, gpu.total_mib) for uuid, gpu in cards.items()}
+        assert waiting == {"GPU-a": ("MAINTENANCE", "unconfirmed", 49_140), "GPU-b": ("MAINTENANCE", "unconfirmed", 24_564)}
+        staff = user_make("staff@lab.example", is_staff=True)
+        node_confirm(node=node, by=staff, what="inventory", now=NOW)
+        assert set(Gpu.objects.filter(node=node).values_list("state", "state_reason")) == {("HEALTHY", "")}
+        assert AuditEntry.objects.get(action="node.inventory_confirmed").params == {"cards": 2}
+        with pytest.raises(NodeRefused, match="inventory_none"):
+            node_confirm(node=node, by=staff, what="inventory", now=NOW)
+
+    def test_a_size_that_changes_under_a_job_waits_for_its_end(self, settings):
+        settings.CONFIRM_INVENTORY = True
+        node = node_make(cards=1)
+        gpu = node.gpus.get()
+        attempt_make(gpus=(gpu,))
+        settled, cards = self.take(node, gpu_info(gpu.uuid, mib=49_140))
+        assert (settled, cards[gpu.uuid].total_mib, cards[gpu.uuid].state) == (False, 24_564, "HEALTHY")
+
+    def test_without_the_setting_new_cards_are_put_to_use(self):
+        node = node_make(cards=1)
+        _, cards = self.take(node, gpu_info(node.gpus.get().uuid), gpu_info("GPU-b", 1))
+        assert {gpu.state for gpu in cards.values()} == {"HEALTHY"}

@@ -275,3 +275,30 @@ def test_one_lost_card_of_four_leaves_the_pages_whole(client: Client, monkeypatc
     assert 'data-fig="t">n/a<' in body
     for path in ("/", "/nodes/", "/nodes/node01/gpu1/", "/nodes/node01/gpu0/"):
         page(client, user, path)
+
+
+def test_a_nodes_page_says_what_a_job_can_reach_and_lets_staff_confirm(client: Client) -> None:
+    lin, staff = user_make(), user_make(is_staff=True)
+    told = {"identity": "same", "account": "ann", "uid": 1000, "sandbox": "none", "open": ["processes", "agent_files"]}
+    claim = {"session": "x", "boot_id": "b", "code": "session_unconfirmed", "hostname": "copied", "peer": "10.0.0.9"}
+    node = node_make(
+        "n1",
+        isolation={**told, "limits": {"memory": True, "pids": False}, "ready": True, "problem": None},
+        claim={**claim, "at": timezone.now().timestamp(), "is_alarmed": False, "is_confirmed": False},
+    )
+    gpu_make(node, state="MAINTENANCE", state_reason="unconfirmed")
+    text = page(client, lin, "/nodes/n1/")
+    assert "the memory and environment of other processes" in text
+    assert "Confirm the new agent" not in text
+    assert "jobs not kept apart" in page(client, lin, "/nodes/")
+    text = page(client, staff, "/nodes/n1/")
+    assert "copied 10.0.0.9" in text
+    assert "1 card waits to be confirmed" in text
+    client.force_login(lin)
+    assert client.post("/nodes/n1/confirm/", {"what": "agent"}).status_code == 403
+    client.force_login(staff)
+    for what in ("agent", "inventory", "inventory"):
+        assert client.post("/nodes/n1/confirm/", {"what": what}).status_code == 302
+    node.refresh_from_db()
+    assert node.claim["is_confirmed"]
+    assert node.gpus.get().state == "HEALTHY"

@@ -100,7 +100,7 @@ def test_of_two_new_agent_starts_at_once_one_is_refused(no_redis):
 def test_past_sessions_are_kept_up_to_a_number(no_redis):
     node = node_make(session="s0")
     for number in range(1, PAST_SESSIONS + 3):
-        sync(node, session=f"s{number}")
+        sync(node, session=f"s{number}", now=NOW + timedelta(minutes=number))
     assert len(node.past_sessions) == PAST_SESSIONS
     assert node.past_sessions[-1] == f"s{PAST_SESSIONS + 1}"
 
@@ -168,7 +168,7 @@ def test_ready_needs_a_reconcile_of_the_current_session(no_redis):
     node = node_make(session="old")
     sync(node, session="new")
     as_loaded = Node.objects.get(pk=node.pk)
-    sync(node, session="newer")
+    sync(node, session="newer", now=NOW + timedelta(minutes=1))
     assert not node_ready(node=as_loaded)
     assert Node.objects.get(pk=node.pk).state == NodeState.RECOVERING
 
@@ -194,8 +194,9 @@ def test_the_inventory_is_asked_for_until_it_came(no_redis):
     node = node_make()
     assert sync(node, 1).want_inventory
     assert not sync(node, 2, inventory=inventory("GPU-a")).want_inventory
-    assert sync(node, 1, session="new").want_inventory
-    assert not sync(node, 2, inventory=inventory("GPU-a")).want_inventory
+    later = NOW + timedelta(minutes=1)
+    assert sync(node, 1, session="new", now=later).want_inventory
+    assert not sync(node, 2, inventory=inventory("GPU-a"), now=later).want_inventory
 
 
 # --- who it is ------------------------------------------------------------------------------------------------------
@@ -239,7 +240,8 @@ def test_an_event_is_kept_once_and_all_are_acknowledged(no_redis):
 def test_an_event_sent_again_by_a_restarted_agent_is_the_same_event(no_redis):
     node = node_make(session="old")
     sync(node, 1, events=(AgentEvent(eid=1, kind="lost"),))
-    sync(node, 1, session="new", events=(AgentEvent(eid=1, kind="lost", session="old"), AgentEvent(eid=1, kind="lost")))
+    again = (AgentEvent(eid=1, kind="lost", session="old"), AgentEvent(eid=1, kind="lost"))
+    sync(node, 1, session="new", now=NOW + timedelta(minutes=1), events=again)
     assert list(HealthEvent.objects.order_by("id").values_list("session", "eid")) == [("old", 1), ("new", 1)]
 
 
