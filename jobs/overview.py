@@ -23,6 +23,7 @@ from jobs.outlooks import head_read, told_read
 from jobs.selectors import is_by_submit, reader_of
 from jobs.waiting_page import jobs_waiting, where_text
 from jobs.wording import reason_text, why_text
+from jobs.wording.resets import reset_text
 from nodes.pool import totals_of
 from quotas.models import User
 from quotas.selectors import QuotaView, cards_room, quota_view, users_over_limit
@@ -142,6 +143,7 @@ def _free_context(user: User, quota: QuotaView, ladder: Ladder, *, now: datetime
         "pool": totals_of(cells.picture_latest().uses),
         "mine": mine,
         "quota": quota,
+        "resets": reset_text(quota.resets_at),
         "hours_left": None if quota.gpu_hours is None else max(0.0, quota.gpu_hours - quota.used_gpu_hours),
     }
 

@@ -222,7 +222,7 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "attempts": attempts,
         "ranks": ranks,
         "facts": facts(job, current, ranks) | {"waited_s": sum(wait["seconds"] for wait in queued)},
-        "line": timeline(job, events, now=now, places=places),
+        "line": timeline(job, events, now=now, places=places, ran=_seconds_ran(attempts)),
         "events": [event_data(event) for event in reversed(events[-EVENTS_ASIDE:])],
         "events_count": len(events),
         "files_count": Artifact.objects.filter(rank__attempt__job=job).count(),
@@ -272,6 +272,17 @@ def ran_until(attempt: Attempt, parts: Sequence[Slice], *, since: datetime | Non
     if attempt.ended_at is None or not left or len(left) < len(parts):
         return attempt.ended_at
     return min(attempt.ended_at, max(left if since is None else [*left, since]))
+
+
+def _seconds_ran(attempts: Sequence[Attempt]) -> dict[int, float]:
+    """Attempt → for how long its program ran, as ``facts`` has it; those that are over."""
+    found = {}
+    for attempt in attempts:
+        parts = [part for rank in attempt.ranks.all() for part in rank.slices.all()]
+        until = ran_until(attempt, parts, since=attempt.started_at)
+        if attempt.started_at is not None and until is not None:
+            found[attempt.epoch] = (until - attempt.started_at).total_seconds()
+    return found
 
 
 def waits(job: Job, events: Sequence[JobEvent], *, now: datetime) -> list[dict[str, Any]]:

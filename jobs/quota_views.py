@@ -23,6 +23,7 @@ from jobs.model_caps import room_read
 from jobs.models import Job
 from jobs.quota_missing import HELD_BY_QUOTA, jobs_held, missing_of
 from jobs.views import reader
+from jobs.wording.resets import reset_text
 from nodes import formats
 from nodes.text import text_clean
 from quotas import approvals, calendar
@@ -98,14 +99,6 @@ def bars_of(quota: Quota, *, held: dict[str, int]) -> list[Bar]:
     return bars
 
 
-def reset_text(now: datetime) -> str:
-    """``1 Aug 2026, 00:00 Asia/Shanghai``: in the installation's zone, which decides, and named."""
-    at = calendar.resets_at(now)
-    with timezone.override(calendar.zone()):
-        day = formats.date_text(at, now=now.replace(year=now.year - 2))  # always with its year
-    return f"{day}, 00:00 {calendar.zone().key}" if not formats.is_chinese() else f"{day} 00:00 {calendar.zone().key}"
-
-
 def _quotas(user: User, *, now: datetime) -> tuple[Quota, list[Quota]]:
     """The reader's own, and those of projects that he is in. Two queries, more in the first call of a month."""
     mine = quota_for(user, now=now)
@@ -138,7 +131,7 @@ def _page(
         "day_pace": _pace(mine, now=now),
         "bars": bars,
         "extra_until": mine.extras_until,
-        "resets": reset_text(now),
+        "resets": reset_text(calendar.resets_at(now)),
         "resets_in_s": (calendar.resets_at(now) - now).total_seconds(),
         "projects": [
             (quota.project, bars_of(quota, held={a: n for a, n, _m in room.limits_of(user=0, project=quota.project_id or 0)}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -67,8 +67,11 @@ class _Span:
     end: datetime
 
 
-def timeline(job: Job, events: Sequence[JobEvent], *, now: datetime, places: dict[int, str]) -> Timeline:
-    """``events`` oldest first; ``places``: attempt → where it ran."""
+def timeline(
+    job: Job, events: Sequence[JobEvent], *, now: datetime, places: dict[int, str], ran: Mapping[int, float] | None = None
+) -> Timeline:
+    """``events`` oldest first; ``places``: attempt → where it ran; ``ran``: attempt → seconds that its program ran, as the page says
+    them elsewhere. The bar's width is the time from its place to its end, which is a little longer."""
     spans = _spans(job, events, now=now)
     begin = spans[0].begin
     end = max(spans[-1].end, begin + timedelta(milliseconds=50))
@@ -85,9 +88,10 @@ def timeline(job: Job, events: Sequence[JobEvent], *, now: datetime, places: dic
     def x(at: datetime) -> float:
         return round(100 * min(1.0, max(0.0, (at - begin).total_seconds() / whole)), 2)
 
-    bars = [_bar(span, x(span.begin), x(span.end), places, goes_on=not is_over and span is spans[-1]) for span in spans]
+    bars = [_bar(span, x(span.begin), x(span.end), places, ran or {}, goes_on=not is_over and span is spans[-1]) for span in spans]
     if limit is not None and limit > end and not is_over:
-        text = _("until its time limit, %(at)s") % {"at": formats.clock_text(limit, now=now)}
+        words = _("until its time limit, %(at)s") if limit <= last else _("goes on beyond this axis until its time limit, %(at)s →")
+        text = words % {"at": formats.clock_text(limit, now=now)}
         bars.append(Bar(kind="plan", x=x(end), w=round(100 - x(end), 2), text=text, title=text))
     pins = tuple(pin for event in events if (pin := _pin(event, x(event.at))) is not None)
     return Timeline(bars=tuple(bars), pins=pins, ticks=ticks(begin, last, now=now), now_x=None if is_over else x(end))
@@ -117,8 +121,9 @@ def _spans(job: Job, events: Sequence[JobEvent], *, now: datetime) -> list[_Span
     return [span for span in spans if span.end > span.begin] or spans[-1:]
 
 
-def _bar(span: _Span, left: float, right: float, places: dict[int, str], *, goes_on: bool) -> Bar:
-    length = formats.duration((span.end - span.begin).total_seconds())
+def _bar(span: _Span, left: float, right: float, places: dict[int, str], ran: Mapping[int, float], *, goes_on: bool) -> Bar:
+    seconds = (span.end - span.begin).total_seconds()
+    length = formats.duration(ran.get(span.epoch, seconds) if span.state == JobState.RUNNING else seconds)
     if span.state == JobState.WAITING:
         text = (_("Waiting for %(duration)s") if goes_on else _("Waited %(duration)s")) % {"duration": length}
         return Bar(kind="wait", x=left, w=round(right - left, 2), text=text if right - left >= TEXT_PCT else "", title=text)

@@ -117,10 +117,10 @@ def date_text(at: datetime, *, now: datetime | None = None) -> str:
     return text if local.year == this.year else f"{text}{NBSP}{local.year}"
 
 
-def clock_text(at: datetime, *, now: datetime | None = None) -> str:
-    """``13:18`` of today, else the date with it."""
+def clock_text(at: datetime, *, now: datetime | None = None, is_exact: bool = False) -> str:
+    """``13:18`` of today, else the date with it; ``is_exact``: to the second."""
     local, this = timezone.localtime(at), timezone.localtime(now or timezone.now())
-    text = f"{local:%H:%M}"
+    text = f"{local:%H:%M:%S}" if is_exact else f"{local:%H:%M}"
     if local.date() == this.date():
         return text
     return f"{date_text(at, now=now)} {text}" if is_chinese() else f"{date_text(at, now=now)}, {text}"

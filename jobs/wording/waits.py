@@ -7,7 +7,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from jobs.wording.numbers import Params, Sentence, at_place, cores, gib, gibs, listed, moment, place
+from jobs.wording.numbers import Params, Sentence, at_place, cores, gib, gibs, listed, place
+from jobs.wording.resets import reset_text_of
 
 
 def _foreign_use(p: Params) -> str:
@@ -143,7 +144,7 @@ def _held(p: Params) -> str:
 
 
 def quota_sentence(p: Params) -> str:
-    values = {"used": _amount(p.get("used")), "limit": _amount(p.get("limit")), "resets": moment(p.get("resets_at"))}
+    values = {"used": _amount(p.get("used")), "limit": _amount(p.get("limit")), "resets": reset_text_of(p.get("resets_at"))}
     what = p.get("what") or p.get("kind") or ("gpu_hours" if p.get("resets_at") else "")
     if what == "gpu_hours":
         return _("%(used)s of %(limit)s GPU-hours are used; the counter resets at %(resets)s. Ask for more under Quota.") % values

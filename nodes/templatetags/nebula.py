@@ -120,10 +120,8 @@ def clock(at: datetime | None) -> SafeString | str:
 
 @register.simple_tag
 def exact_clock(at: datetime) -> SafeString:
-    """With seconds, where several lines share a minute: ``13:18:04`` of today."""
-    local = timezone.localtime(at)
-    today = local.date() == timezone.localtime().date()
-    return _time(at, f"{local:%H:%M:%S}" if today else formats.clock_text(at))
+    """With seconds, where several lines share a minute: ``13:18:04`` of today, ``14 Jul, 13:18:04`` of another day."""
+    return _time(at, formats.clock_text(at, is_exact=True))
 
 
 @register.simple_tag

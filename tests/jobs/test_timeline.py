@@ -86,3 +86,21 @@ def test_a_job_that_was_cancelled_at_once_has_a_line() -> None:
     found = line(SUBMIT, (0, "cancelled", "CANCELLED", 0), now=5)
     assert len(found.bars) == 1
     assert all(0 <= bar.x <= 100 for bar in found.bars)
+
+
+def test_a_plan_that_the_axis_cuts_says_that_it_goes_on() -> None:
+    moves = [SUBMIT, (1, "placed", "STARTING", 1), (1, "running", "RUNNING", 1)]
+    cut = line(*moves, now=10, started_at=at(1), time_limit_s=86_400).bars[-1]
+    assert (cut.kind, cut.x + cut.w) == ("plan", 100.0)
+    assert "goes on beyond this axis" in cut.text
+    whole = line(*moves, now=10, started_at=at(1), time_limit_s=12 * 60).bars[-1]
+    assert whole.text.startswith("until its time limit")
+    assert "beyond" not in whole.text
+
+
+def test_an_attempt_is_as_long_in_its_bar_as_in_the_facts() -> None:
+    moves = [SUBMIT, (0, "placed", "STARTING", 1), (0.01, "running", "RUNNING", 1), (0.05, "succeeded", "SUCCEEDED", 1)]
+    job = Job(pk=1, state="SUCCEEDED", submitted_at=T0, queued_at=T0)
+    events = [JobEvent(job=job, at=at(minute), code=code, to_state=to, epoch=epoch) for minute, code, to, epoch in moves]
+    found = timeline(job, events, now=at(9), places={1: "node04 gpu5"}, ran={1: 2.4})
+    assert [bar.title for bar in found.bars if bar.kind == "run"] == ["Attempt 1, node04 gpu5, 2\N{NO-BREAK SPACE}s"]
