@@ -66,6 +66,9 @@ GET          user    -             overview/pieces/
 GET          user    -             cells/
 GET          user    -             cells/heat/
 GET          user    -             cells/users/
+GET          user    -             search/
+GET          user    -             docs/
+GET          user    -             docs/<slug:name>/
 GET          user    -             jobs/
 GET          user    -             jobs/newer/
 GET          user    -             jobs/starts/

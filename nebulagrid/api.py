@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import redis
 from django.conf import settings
@@ -120,7 +120,17 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response 
 def _answer(request: HttpRequest, status: HTTPStatus, code: str, message: str) -> HttpResponse:
     if request.path.startswith(API_PREFIX):
         return JsonResponse(error_body(code, message), status=status)
-    return render(request, f"errors/{status.value}.html", {"message": message}, status=status)
+    is_signed_in = getattr(getattr(request, "user", None), "is_authenticated", False)
+    name = f"errors/{status.value}.html" if is_signed_in else f"errors/{status.value}_signed_out.html"
+    return render(request, name, {"message": message, "status": status.value, "back": _page_before(request)}, status=status)
+
+
+def _page_before(request: HttpRequest) -> str:
+    """The page of ours that led here, by the Referer; "" = none, or this very one."""
+    before = urlsplit(request.headers.get("Referer", ""))
+    if before.netloc != request.get_host() or before.path == request.path or not before.path.startswith("/"):
+        return ""
+    return before.path + (f"?{before.query}" if before.query else "")
 
 
 def handler400(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
@@ -143,7 +153,8 @@ def handler500(request: HttpRequest) -> HttpResponse:
     if request.path.startswith(API_PREFIX):
         return JsonResponse(error_body("internal", message), status=HTTPStatus.INTERNAL_SERVER_ERROR)
     # No request in the context: a context processor may be what failed.
-    return HttpResponse(render_to_string("errors/500.html", {"message": message}), status=HTTPStatus.INTERNAL_SERVER_ERROR)
+    words = {"title": _("Something went wrong"), "message": message}
+    return HttpResponse(render_to_string("errors/500.html", words), status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _database_away(request: HttpRequest) -> HttpResponse:
@@ -151,7 +162,8 @@ def _database_away(request: HttpRequest) -> HttpResponse:
     status, headers = HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "2"}
     if request.path.startswith(API_PREFIX):
         return JsonResponse(error_body("database_away", message), status=status, headers=headers)
-    return HttpResponse(render_to_string("errors/500.html", {"message": message}), status=status, headers=headers)
+    words = {"title": _("Not available now"), "message": message}
+    return HttpResponse(render_to_string("errors/500.html", words), status=status, headers=headers)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

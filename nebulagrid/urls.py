@@ -12,7 +12,7 @@ from django.urls import include, path, re_path
 from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSplitView
 
 from jobs import metrics, overview
-from nebulagrid import api, install_views, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
+from nebulagrid import api, docs_views, install_views, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
 from nodes.icons import icons_view
 from quotas.throttles import throttled_page
 
@@ -37,6 +37,9 @@ urlpatterns = [
     path("cells/", overview.pool_cells, name="pool-cells"),
     path("cells/heat/", overview.pool_heat, name="pool-heat"),
     path("cells/users/", overview.pool_users, name="pool-users"),
+    path("search/", docs_views.search, name="search"),
+    path("docs/", docs_views.docs_index, name="docs"),
+    path("docs/<slug:name>/", docs_views.docs_page, name="docs-page"),
     path("jobs/", include("jobs.page_urls")),
     path("audit/", include("quotas.audit_urls")),
     path("secrets/", include("quotas.secrets_urls")),

@@ -534,6 +534,28 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "nodes/test_alerts.py": ("test_a_card_that_a_job_has_to_itself_may_be_full",),
         },
     ),
+    "F41": (
+        "pages that mislead, leave one alone, or say one thing in two ways",
+        {
+            "test_docs_pages.py": (
+                "test_every_page_of_the_documentation_is_served_and_every_link_leads_somewhere",
+                "test_one_search_finds_jobs_nodes_cards_projects_and_documentation",
+                "test_a_page_that_is_not_there_looks_like_the_others_and_leads_out",
+                "test_on_a_telephone_the_preview_stands_before_submit",
+            ),
+            "jobs/test_page_words.py": (
+                "test_a_reset_is_told_in_the_zone_that_decides_whoever_reads",
+                "test_a_time_keeps_its_seconds_after_midnight",
+                "test_one_name_is_not_for_two_things",
+                "test_the_list_of_jobs_promises_what_it_shows",
+            ),
+            "jobs/test_timeline.py": (
+                "test_a_plan_that_the_axis_cuts_says_that_it_goes_on",
+                "test_an_attempt_is_as_long_in_its_bar_as_in_the_facts",
+            ),
+            "jobs/test_quota_asking.py": ("test_deciding_without_a_tick_decides_nothing_and_says_so",),
+        },
+    ),
     "F42": (
         "a failed program's page says exit code 1 and nothing of why",
         {

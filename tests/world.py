@@ -119,7 +119,17 @@ class World:
         if "projects/" in route:
             route = route.replace("<int:id>", str(self.project_token.pk))
         ids = self.token.pk if "tokens/" in route else self.command.pk if is_node else self.incident.pk if is_incident else self.job.pk
-        name = "node-a" if is_node else self.project.name if "projects/" in route else "hf" if "secrets/" in route else "model.bin"
+        name = (
+            "node-a"
+            if is_node
+            else self.project.name
+            if "projects/" in route
+            else "hf"
+            if "secrets/" in route
+            else "cli"
+            if "docs/" in route
+            else "model.bin"
+        )
         for mark, value in {
             "<int:id>": str(ids),
             "<int:pk>": str(ids),
