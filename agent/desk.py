@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from agent import jobdir
@@ -24,11 +24,12 @@ from agent.processes import Processes, RankState, Recoverable
 from agent.procs import boottime
 from agent.protocol import Desired, ExitInfo, Observed, RankId, RankSpec, RestoreAnswer, RestoreAsk, from_json, rank_parts, spec_sha256
 from agent.reconcile import DEFAULT_GRACE_S, Forget, Held, Lease, Refuse, Start, Stop, Warn, diff
-from agent.store import RankRow, Store
+from agent.store import RankRow, Store, StoreUnwritable
 
 log = logging.getLogger("nebula-agent")
 
 FINAL = ("EXITED", "LAUNCH_FAILED")
+NO_ROOM = "The disk of the agent's data folder is full, so the start could not be written down."
 
 
 class RankDesk:
@@ -56,6 +57,8 @@ class RankDesk:
         self.live: dict[RankId, RankState] = {}  # rows that are not final: the last state before the end
         self._stops: dict[RankId, float] = {}  # rank → grace of the stop that was asked
         self._answered_boot: float | None = None
+        # Ranks that could not be started because that could not be written down: told, and only remembered.
+        self._unwritten: dict[RankId, Observed] = {}
         self.endings = Endings(
             store=store,
             processes=processes,
@@ -102,9 +105,10 @@ class RankDesk:
             self.artifacts_done(row.rank)
 
     def _adopt_strangers(self) -> list[RankState]:
-        """Ranks that run here though the store does not know them (a lost data file): take them in from their own files."""
+        """Ranks that are here though the store does not know them (a lost data file): take them in from their own files, those that
+        have ended too, or the control plane would have them run once more."""
         found: list[RankState] = []
-        for rank in self._processes.strangers():
+        for rank in dict.fromkeys((*self._processes.strangers(), *self._processes.kept())):
             if self._store.rank(rank) is not None:
                 continue
             try:
@@ -113,7 +117,7 @@ class RankDesk:
             except (OSError, ValueError, KeyError) as error:
                 log.error("Something runs here as rank %s, which the store does not know and whose spec is not readable: %s", rank, error)
                 continue
-            log.warning("Rank %s runs here though the store does not know it; it is taken in.", rank)
+            log.warning("Rank %s is here though the store does not know it; it is taken in.", rank)
             self._store.rank_prepare(
                 rank=rank,
                 epoch=rank_parts(rank)[1],
@@ -199,6 +203,7 @@ class RankDesk:
             if ending is not None and ending.state is not None and not row.is_final:
                 seen = replace(seen, exit=ending.state.exit)  # it is over, though the report of its end is not complete
             found.append(seen)
+        found += [seen for rank, seen in self._unwritten.items() if self._store.rank(rank) is None]
         return tuple(found)
 
     def restored_answer(self, ask: RestoreAsk) -> RestoreAnswer:
@@ -277,18 +282,16 @@ class RankDesk:
         All rows that it takes are durable before the first start.
         """
         self._answered_boot = sent_boot
+        self._unwritten = {r: seen for r, seen in self._unwritten.items() if r in desired and desired[r].want == "RUN"}
+        desired = {rank: want for rank, want in desired.items() if rank not in self._unwritten}
         actions = diff(desired, self._held(), tombstones=self._store.tombstones())
         if any(d.lease_s is not None for d in desired.values()) or any(r.lease_s is not None for r in self._store.ranks().values()):
             self._processes.lease_renew(sent_boot)
-        starts: list[tuple[Start, dict[str, str]]] = []
-        if actions:
+        starts = self._starts_prepare([action for action in actions if isinstance(action, Start)])
+        if any(isinstance(action, Refuse | Lease) for action in actions):
             with self._store.batch():
                 for action in actions:
-                    if isinstance(action, Start):
-                        env = self._prepare(action)
-                        if env is not None:
-                            starts.append((action, env))
-                    elif isinstance(action, Refuse):
+                    if isinstance(action, Refuse):
                         self._refuse(action)
                     elif isinstance(action, Lease):
                         self._store.rank_update(action.rank, lease_s=action.lease_s)
@@ -308,6 +311,33 @@ class RankDesk:
             self._shipper.track(start.rank, self.output(start.rank), head=_head_of(start.spec))
             denied = devices_denied(self._hardware.view.gpus, (grant.uuid for grant in start.spec.gpus))
             self._processes.start(start.rank, start.spec, env, lease_s=start.lease_s, secrets=start.secrets, denied=denied)
+
+    def _starts_prepare(self, wanted: Sequence[Start]) -> list[tuple[Start, dict[str, str]]]:
+        """Rows of all that shall start, durable when this returns, with the environments. Where nothing can be written nothing starts."""
+        starts: list[tuple[Start, dict[str, str]]] = []
+        if not wanted:
+            return starts
+        try:
+            with self._store.batch(strict=True):
+                for action in wanted:
+                    env = self._prepare(action)
+                    if env is not None:
+                        starts.append((action, env))
+        except StoreUnwritable as error:
+            log.error("%d ranks cannot be started: %s", len(wanted), error)
+            for action in wanted:
+                self._unwritten[action.rank] = Observed(
+                    rank=action.rank,
+                    epoch=action.epoch,
+                    state="LAUNCH_FAILED",
+                    launch_error="internal",
+                    launch_detail=NO_ROOM if error.kind == "full" else str(error),
+                    final_log_offset=0,
+                    released=True,
+                )
+            self._changed()
+            return []
+        return starts
 
     def _prepare(self, start: Start) -> dict[str, str] | None:
         """Row and fence of a rank; its environment, or None when it can't be started (which the row then says)."""

@@ -114,6 +114,7 @@ class Endings:
             if found:
                 changes[ending.rank] = found
         if changes:
+            # Remembered where nothing can be written: the control plane hears of an end in any case.
             with self._store.batch():
                 for rank, values in changes.items():
                     self._store.rank_update(rank, **values)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agent.probe import Probe
     from agent.protocol import EnrolAnswer
     from agent.ranks import RankProcesses
+    from agent.store import Store
     from agent.ws import Listener
 
 log = logging.getLogger("nebula-agent")
@@ -100,6 +101,38 @@ def processes_open(config: Config, *, closed_by: Mapping[str, Any] | None = None
     )
 
 
+def store_open(path: Path, *, wait_s: float = 5.0) -> Store:
+    """The store, once its disk has room for it. A damaged one is put aside: what is here is then taken in from the ranks' own files.
+
+    Raises Quit for one that can't be used.
+    """
+    from agent.store import Store, StoreCorrupt, StoreError, StoreUnwritable
+
+    is_told = False
+    while True:
+        try:
+            return Store(path)
+        except StoreCorrupt as error:
+            aside = f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+            log.error("%s It is put aside (%s.%s); ranks that are here are taken in from their own files.", error, path.name, aside)
+            try:
+                for suffix in ("", "-wal", "-shm"):
+                    old = Path(f"{path}{suffix}")
+                    if old.exists():
+                        old.rename(f"{path}.{aside}{suffix}")
+            except OSError as trouble:
+                raise Quit(f"{error} It cannot be put aside: {trouble.strerror}.", 1) from error
+        except StoreUnwritable as error:
+            if error.kind != "full":
+                raise Quit(str(error), 1) from error
+            if not is_told:
+                log.error("%s The agent waits for that; what runs here goes on.", error)
+            is_told = True
+            time.sleep(wait_s)
+        except StoreError as error:
+            raise Quit(str(error), 1) from error
+
+
 def shared_name(config: Config) -> str:
     """What this agent calls its cgroups, and whatever else it shares with all programs of the machine."""
     from agent.installation import name_of
@@ -110,14 +143,10 @@ def shared_name(config: Config) -> str:
 def _run(config: Config, credential: str, processes: Any, boot_id: str, isolation: Isolation) -> int:
     from agent.isolation import isolation_lines
     from agent.runner import Runner
-    from agent.store import Store, StoreError
 
     probe, backend = _probe(config)
     config = replace(config, backend=backend)
-    try:
-        store = Store(config.data_dir / "agent.db")
-    except StoreError as error:
-        raise Quit(str(error), 1) from error
+    store = store_open(config.data_dir / "agent.db")
     for level, text in isolation_lines(isolation):
         log.log(level, text)
     log.info("Node %d (%s), %s, %s backend.", config.node_id, config.name, config.endpoint.url, backend)
@@ -144,7 +173,6 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str, isolatio
 def _report(config: Config, credential: str) -> int:
     """The agent of a node that only reports."""
     from agent.reporter import Reporter
-    from agent.store import Store, StoreError
 
     # Nothing may run here that this agent then would not know of.
     if any((config.data_dir / "ranks").glob("*")):
@@ -153,10 +181,7 @@ def _report(config: Config, credential: str) -> int:
         )
     probe, backend = _probe(config)
     config = replace(config, backend=backend)
-    try:
-        store = Store(config.data_dir / "agent.db")
-    except StoreError as error:
-        raise Quit(str(error), 1) from error
+    store = store_open(config.data_dir / "agent.db")
     log.info("Node %d (%s), %s, %s backend. It only reports.", config.node_id, config.name, config.endpoint.url, backend)
     reporter = Reporter(
         config=config,
@@ -275,8 +300,9 @@ def _lock(config: Config) -> int:
         other = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
         os.close(fd)
         raise Quit(f"Another agent (process {other or 'unknown'}) runs on {config.data_dir}; two would start jobs twice.", 1) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    # Over what is there: a full disk takes that. The lock is what counts.
+    with contextlib.suppress(OSError):
+        os.pwrite(fd, f"{os.getpid():<20}\n".encode(), 0)
     return fd
 
 

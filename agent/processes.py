@@ -106,5 +106,8 @@ class Processes(Protocol):
     def strangers(self) -> list[RankId]:
         """Ranks that live here under our name and that `recover` was not told of."""
 
+    def kept(self) -> list[RankId]:
+        """Ranks that have a directory here."""
+
     def close(self) -> None:
         """Let go of descriptors; the programs go on under their shims."""

@@ -289,14 +289,27 @@ class RankProcesses:
         """Change a rank's lease; None = none. The shim counts it, so it holds while no agent runs."""
         held = self._held.get(rank)
         if held is not None and not held.is_final:
-            with contextlib.suppress(FileNotFoundError):  # the job removed its directory: `poll` will say so
+            try:
                 rankdir.file_write(held.path, rankdir.LEASE, {"lease_s": lease_s})
+            except FileNotFoundError:
+                pass  # the job removed its directory: `poll` will say so
+            except OSError as error:
+                log.error("The changed lease of rank %s cannot be written (%s); the one before holds.", rank, error.strerror)
 
     def lease_renew(self, sent_at: float) -> None:
-        """A sync was answered. ``sent_at``: when it was sent, in CLOCK_BOOTTIME seconds (procs.boottime)."""
-        temporary = self.root / f"{rankdir.RENEWED}.new"
-        temporary.write_text(f"{sent_at:.3f}", encoding="ascii")
-        temporary.replace(self.root / rankdir.RENEWED)
+        """A sync was answered. ``sent_at``: when it was sent, in CLOCK_BOOTTIME seconds (procs.boottime).
+
+        Written over what is there, in one write of one length: a full disk takes it, and a rank whose control plane answers is not
+        stopped because it couldn't be noted.
+        """
+        try:
+            fd = os.open(self.root / rankdir.RENEWED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(fd, f"{sent_at:019.3f}\n".encode(), 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            log.error("That the control plane answered cannot be noted (%s); ranks with a lease may be stopped by it.", error.strerror)
 
     def forget(self, rank: RankId) -> None:
         path = self.rank_dir(rank)
@@ -574,6 +587,10 @@ class RankProcesses:
             self._ask(held, adopt=True)
         return found.state
 
+    def kept(self) -> list[RankId]:
+        """Ranks that have a directory here."""
+        return sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir(follow_symlinks=False) and _is_rank(entry.name))
+
     def strangers(self) -> list[RankId]:
         """Ranks that live here under our name and are not held: call it after ``recover``. Nothing is done to them."""
         found = []
@@ -628,3 +645,11 @@ def _half_of_all_pids() -> int | None:
         except (OSError, ValueError):
             continue
     return min(found) // 2 if found else None
+
+
+def _is_rank(name: str) -> bool:
+    try:
+        rank_parts(name)
+    except ProtocolError:
+        return False
+    return True

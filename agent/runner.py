@@ -33,7 +33,8 @@ from agent.probe import Probe
 from agent.processes import Processes
 from agent.procs import boottime
 from agent.protocol import Inventory, IsolationInfo, Orders, RankId, RestoreAsk, SyncRequest
-from agent.store import Store
+from agent.room import Room
+from agent.store import Store, StoreUnwritable
 from agent.syncline import SyncLine, proof_sha256, status_write
 from agent.ws import Listener
 
@@ -108,6 +109,7 @@ class Runner:
         self._facts: Inventory | None = None  # what was made of the cards below
         self._facts_of: tuple[Cards, str | None, tuple[str, ...], int] | None = None
         self._health, self._advice = HealthDesk(), SteadyAdvice()
+        self._room = Room(config.data_dir, store)
         self._processes_sent_at = float("-inf")
         self._selector = selectors.DefaultSelector()
         self._stopping = False
@@ -169,6 +171,9 @@ class Runner:
         for result in self._commands.poll() if self._commands.busy else ():
             self._store.command_finish(result.cid, ok=result.ok, text=result.text)
             self._dirty = True
+        changed = self._room.look()
+        if changed is not None:
+            self._event(HardwareEvent(kind=changed.pop("kind"), data=changed))
         # 3. Move on what has ended, mind the leases, and tell.
         self._desk.step()
         self._desk.lease_check()
@@ -289,7 +294,8 @@ class Runner:
         if cards is None:
             return None
         # The host's own facts, such as the state of RDMA ports, are read anew now and then.
-        key = (cards, view.error, self._advice.take(cards, view.health), int(time.monotonic() / FACTS_S))
+        advice = (*self._room.advice, *self._advice.take(cards, view.health))
+        key = (cards, view.error, advice, int(time.monotonic() / FACTS_S))
         if self._facts is None or key != self._facts_of:
             self._facts_of = key
             self._facts = node_facts(
@@ -342,7 +348,11 @@ class Runner:
 
     def _run_commands(self, orders: Orders) -> None:
         for command in orders.commands:
-            if not self._store.command_begin(command.cid, command.kind):
+            try:
+                if not self._store.command_begin(command.cid, command.kind):
+                    continue
+            except StoreUnwritable as error:
+                log.error("Command %d (%s) waits: %s", command.cid, command.kind, error)
                 continue
             try:
                 result = self._commands.run(command)

@@ -5,15 +5,20 @@ ends: an answer with twenty RUNs costs one fsync, not twenty.
 
 INVARIANT: a rank's row (PREPARED, with its epoch fence) is committed before anything of it is started.
 INVARIANT: a command's cid is committed before the command acts.
+
+Those two are strict: where the disk is full, read-only or locked they raise StoreUnwritable, and nothing is started. Everything else
+is then only remembered, in the cache and as statements that are owed, and written with the next transaction that succeeds: what ran
+and how it ended is in the ranks' own files, too, so an agent that dies meanwhile comes to the same.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -55,8 +60,50 @@ CREATE TABLE IF NOT EXISTS events (eid INTEGER PRIMARY KEY AUTOINCREMENT, sessio
 """
 
 
+#: How long another program may hold the file before that is an error.
+OPEN_TIMEOUT_S = 10.0
+#: More than this is not remembered: events first go lost.
+MAX_OWED = 5000
+#: SQLite's names of what is wrong with the disk, and not with us.
+TROUBLES = {"FULL": "full", "READONLY": "readonly", "BUSY": "locked", "LOCKED": "locked", "IOERR": "io", "CANTOPEN": "io"}
+
+
 class StoreError(RuntimeError):
     """The agent's store cannot be used."""
+
+
+class StoreCorrupt(StoreError):
+    """The agent's store is damaged."""
+
+
+class StoreUnwritable(StoreError):
+    """Nothing can be written to the agent's store now. ``kind``: full | readonly | locked | io."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        found = os.statvfs(folder)
+    except (OSError, AttributeError):  # Windows has none
+        return False
+    return found.f_bavail == 0 or (found.f_files > 0 and found.f_favail == 0)
+
+
+_WAY_OUT = {
+    "full": "Make room on its disk.",
+    "readonly": "Make the file and its disk writable for this user.",
+    "locked": "Another program holds it: end that.",
+    "io": "Check the disk.",
+}
+
+
+def _trouble(error: sqlite3.Error) -> str | None:
+    """The kind of StoreUnwritable; None where it is something else."""
+    name = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_")
+    return next((kind for begin, kind in TROUBLES.items() if name.startswith(begin)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +192,25 @@ class Store:
     """Rows are cached in memory: a sync reads no disk."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create the store. Raises StoreError when the file is not usable."""
+        """Open or create the store. Raises StoreCorrupt when the file is damaged, StoreUnwritable when it can't be written now, else
+        StoreError."""
+        self.trouble: str | None = None  # why the last write failed: full | readonly | locked | io
+        self._owed: list[tuple[str, tuple[Any, ...]]] = []
+        self._log: list[tuple[str, tuple[Any, ...]]] = []  # what the open batch has written
+        self._is_strict = self._is_deferring = False
         try:
             # isolation_level=None: transactions are ours alone, `batch` says BEGIN and COMMIT.
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=10)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_TIMEOUT_S)
+            if self._db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+                raise StoreCorrupt(f"The agent's store {path} is damaged.")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA busy_timeout=2000")  # the loop waits for it
             self._db.execute("PRAGMA cache_size=-512")
             self._db.executescript(_SCHEMA)
             self._depth = 0
+            self._ranks: dict[RankId, RankRow] = {}
+            self._tombs: dict[int, Tombstone] = {}
             version = self.meta("schema")
             if version is None:
                 self.meta_set("schema", str(SCHEMA_VERSION))
@@ -165,24 +222,40 @@ class Store:
             self._tombs = {
                 job: Tombstone(epoch, ran) for job, epoch, ran in self._db.execute("SELECT job, epoch, ran_epoch FROM tombstones")
             }
-        except sqlite3.Error as error:
-            raise StoreError(f"The agent's store {path} cannot be used: {error}. Check the disk and the file's owner.") from error
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            kind = _trouble(error) if isinstance(error, sqlite3.Error) else None
+            if kind == "io" and _is_full(path.parent):
+                kind = "full"  # no file could be made beside it
+            text = f"The agent's store {path} cannot be used: {error}."
+            if kind is not None:
+                raise StoreUnwritable(kind, f"{text} {_WAY_OUT[kind]}") from error
+            if isinstance(error, sqlite3.OperationalError):
+                raise StoreError(f"{text} Check the disk and the file's owner.") from error
+            raise StoreCorrupt(text) from error
 
     def close(self) -> None:
         self._db.close()
 
     @contextmanager
-    def batch(self) -> Iterator[None]:
-        """All writes inside become durable together, or not at all."""
+    def batch(self, *, strict: bool = False) -> Iterator[None]:
+        """All writes inside become durable together, or not at all. Where nothing can be written they are remembered (see above);
+        ``strict``: raises StoreUnwritable instead, and nothing of it is remembered."""
         if self._depth:
             yield  # inside another batch: that one commits
             return
         ranks, tombs = dict(self._ranks), dict(self._tombs)
-        self._db.execute("BEGIN IMMEDIATE")
-        self._depth = 1
+        self._depth, self._is_strict, self._is_deferring, self._log = 1, strict, False, []
         try:
+            self._attempt(self._begin)
             yield
-            self._db.execute("COMMIT")
+            if not self._is_deferring:
+                self._attempt(lambda: self._db.execute("COMMIT"))
+            if self._is_deferring:
+                self._owed += self._log
+                if len(self._owed) > MAX_OWED:
+                    self._owed = [owed for owed in self._owed if not owed[0].startswith("INSERT INTO events")]
+            else:
+                self._owed, self.trouble = [], None
         except BaseException:
             # The cache must not claim what the disk does not hold, a full disk at COMMIT included.
             if self._db.in_transaction:
@@ -192,6 +265,40 @@ class Store:
         finally:
             self._depth = 0
 
+    def settle(self) -> bool:
+        """Try to write what is owed, if anything is. True when the disk holds all that we know."""
+        if self._owed or self.trouble is not None:
+            with self.batch():
+                self._do("INSERT INTO meta VALUES ('settled', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", str(time.time()))
+        return self.trouble is None
+
+    def _begin(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+        for sql, values in self._owed:
+            self._db.execute(sql, values)
+
+    def _attempt(self, action: Callable[[], object]) -> None:
+        """Go on by remembering where the disk does not take it. Raises StoreUnwritable in a strict batch."""
+        try:
+            action()
+        except sqlite3.OperationalError as error:
+            kind = _trouble(error)
+            if kind is None:
+                raise
+            self.trouble = kind
+            if self._is_strict:
+                raise StoreUnwritable(kind, f"The agent's store can't be written: {error}.") from error
+            self._is_deferring = True
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _do(self, sql: str, *values: Any) -> None:
+        """One statement that writes, in the open batch or in one of its own."""
+        with self.batch():
+            self._log.append((sql, values))
+            if not self._is_deferring:
+                self._attempt(lambda: self._db.execute(sql, values))
+
     # --- small facts ------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str | None:
@@ -199,7 +306,7 @@ class Store:
         return None if found is None else str(found[0])
 
     def meta_set(self, key: str, value: str) -> None:
-        self._db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value))
+        self._do("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", key, value)
 
     def session_next(self) -> int:
         """How many times an agent has started on this store, this time included."""
@@ -251,7 +358,7 @@ class Store:
             lease_s=lease_s,
             baseline=baseline,
         )
-        with self.batch():
+        with self.batch(strict=True):
             self._insert(row)
             # epoch - 1, not epoch: a second rank of the same lap may live on this node too. This rank itself is
             # fenced by its row as long as that exists, and by FORGET or STOP afterwards.
@@ -280,7 +387,9 @@ class Store:
 
     def _insert(self, row: RankRow) -> None:
         marks = ", ".join("?" * len(_COLUMNS))
-        self._db.execute(f"INSERT INTO ranks ({', '.join(_COLUMNS)}) VALUES ({marks})", [_value(getattr(row, c)) for c in _COLUMNS])  # noqa: S608
+        if row.rank in self._ranks:
+            raise sqlite3.IntegrityError(f"rank {row.rank} is there already")
+        self._do(f"INSERT INTO ranks ({', '.join(_COLUMNS)}) VALUES ({marks})", *(_value(getattr(row, c)) for c in _COLUMNS))  # noqa: S608
         self._ranks[row.rank] = row
 
     def rank_update(self, rank: RankId, **changes: Any) -> RankRow:
@@ -290,12 +399,12 @@ class Store:
         if not changes:
             return row
         sets = ", ".join(f"{name} = ?" for name in changes)
-        self._db.execute(f"UPDATE ranks SET {sets} WHERE rank = ?", [*map(_value, changes.values()), rank])  # noqa: S608
+        self._do(f"UPDATE ranks SET {sets} WHERE rank = ?", *map(_value, changes.values()), rank)  # noqa: S608
         self._ranks[rank] = row = replace(row, **changes)
         return row
 
     def rank_delete(self, rank: RankId) -> None:
-        self._db.execute("DELETE FROM ranks WHERE rank = ?", (rank,))
+        self._do("DELETE FROM ranks WHERE rank = ?", rank)
         self._ranks.pop(rank, None)
 
     # --- fences -----------------------------------------------------------------------------------------------
@@ -308,29 +417,32 @@ class Store:
         old = self._tombs.get(job, Tombstone(-1))
         new = Tombstone(max(old.epoch, epoch), max(old.ran_epoch, ran))
         if new != old:
-            self._db.execute(
+            self._do(
                 "INSERT INTO tombstones VALUES (?, ?, ?) "
                 "ON CONFLICT (job) DO UPDATE SET epoch = excluded.epoch, ran_epoch = excluded.ran_epoch",
-                (job, new.epoch, new.ran_epoch),
+                job,
+                new.epoch,
+                new.ran_epoch,
             )
             self._tombs[job] = new
 
     # --- commands ---------------------------------------------------------------------------------------------
 
     def command_begin(self, cid: int, kind: str) -> bool:
-        """Note that this command is about to act. False: it was seen before, do nothing."""
-        with self.batch():
-            done = self._db.execute("INSERT OR IGNORE INTO commands (cid, kind) VALUES (?, ?)", (cid, kind)).rowcount
+        """Note that this command is about to act. False: it was seen before, do nothing. Raises StoreUnwritable."""
+        with self.batch(strict=True):
+            is_new = self._db.execute("SELECT 1 FROM commands WHERE cid = ?", (cid,)).fetchone() is None
+            self._do("INSERT OR IGNORE INTO commands (cid, kind) VALUES (?, ?)", cid, kind)
             # The control plane repeats a command until its result is acknowledged, so long-acknowledged cids may go.
-            self._db.execute("DELETE FROM commands WHERE acked AND cid < ? - 10000", (cid,))
-        return done == 1
+            self._do("DELETE FROM commands WHERE acked AND cid < ? - 10000", cid)
+        return is_new
 
     def command_finish(self, cid: int, *, ok: bool, text: str) -> None:
-        self._db.execute("UPDATE commands SET ok = ?, text = ? WHERE cid = ?", (int(ok), text, cid))
+        self._do("UPDATE commands SET ok = ?, text = ? WHERE cid = ?", int(ok), text, cid)
 
     def command_abandon(self) -> None:
         """After a restart: what was begun and has no result will never have one."""
-        self._db.execute("UPDATE commands SET ok = 0, text = 'The agent restarted while this command ran.' WHERE ok IS NULL")
+        self._do("UPDATE commands SET ok = 0, text = 'The agent restarted while this command ran.' WHERE ok IS NULL")
 
     def results(self) -> tuple[CommandResult, ...]:
         """Results that no answered sync has carried yet. Causes one small query."""
@@ -338,10 +450,11 @@ class Store:
         return tuple(CommandResult(cid=cid, ok=bool(ok), text=text or "") for cid, ok, text in found)
 
     def results_ack(self, cids: Iterable[int]) -> None:
-        marks = [(cid,) for cid in cids]
+        marks = list(cids)
         if marks:
             with self.batch():
-                self._db.executemany("UPDATE commands SET acked = 1, text = NULL WHERE cid = ?", marks)
+                for cid in marks:
+                    self._do("UPDATE commands SET acked = 1, text = NULL WHERE cid = ?", cid)
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -355,7 +468,7 @@ class Store:
             body = json.dumps({"kind": kind, "gpu": gpu, "at": at, "data": event.to_json().get("data", {})})
         except (ProtocolError, TypeError, ValueError, RecursionError) as error:
             body = json.dumps({"kind": kind, "gpu": gpu, "at": time.time(), "data": {"problem": str(error)[:200]}})
-        self._db.execute("INSERT INTO events (session, body) VALUES (?, ?)", (session, body))
+        self._do("INSERT INTO events (session, body) VALUES (?, ?)", session, body)
         return True
 
     def events(self, limit: int = 200) -> tuple[AgentEvent, ...]:
@@ -364,7 +477,8 @@ class Store:
         return events_read([{"eid": eid, "session": session, **json.loads(body)} for eid, session, body in found], "store")
 
     def events_ack(self, eids: Iterable[int]) -> None:
-        marks = [(eid,) for eid in eids]
+        marks = list(eids)
         if marks:
             with self.batch():
-                self._db.executemany("DELETE FROM events WHERE eid = ?", marks)
+                for eid in marks:
+                    self._do("DELETE FROM events WHERE eid = ?", eid)

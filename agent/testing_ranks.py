@@ -125,6 +125,9 @@ class FakeProcesses:
     def strangers(self) -> list[RankId]:
         return self.unknown
 
+    def kept(self) -> list[RankId]:
+        return []
+
     def close(self) -> None:
         os.close(self._read)
         os.close(self._write)

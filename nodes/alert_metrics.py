@@ -95,7 +95,7 @@ METRICS: Final[dict[str, Metric]] = {
     ),
     "node_spoils": Metric(
         scope="node", unit="", title=gettext_lazy("A node was taken out of service"),
-        sentence=gettext_lazy("{node} takes no new work: its disk is full, or several launches in a row failed there."),
+        sentence=gettext_lazy("{node} takes no new work: its agent can't write to its disk, or several launches in a row failed there."),
         advice=gettext_lazy(
             "Its page says what is wrong. With room on its disk it is back by itself; otherwise put it right and resume it."
         ),
@@ -156,7 +156,9 @@ def pool_read() -> Pool:
     listed = Node.objects.exclude(state=NodeState.RETIRED).order_by().values_list("pk", "name", "state", "cordoned", "cordon_reason")
     told = list(listed)
     nodes = {pk: (name, state) for pk, name, state, _cordoned, _reason in told}
-    spoiling = frozenset(pk for pk, _name, _state, cordoned, reason in told if cordoned and reason in (SPOILS, "disk_full"))
+    spoiling = frozenset(
+        pk for pk, _name, _state, cordoned, reason in told if cordoned and reason in (SPOILS, "disk_full", "store_unwritable")
+    )
     rows = (
         Gpu.objects.filter(node__in=nodes)
         .order_by()

@@ -25,6 +25,10 @@ EVENTS = {
     "leak": gettext_lazy("Its memory use grows though no job asked for more."),
     "driver_mismatch": gettext_lazy("The NVIDIA driver and its library differ in version."),
     "lost": gettext_lazy("The card has fallen off the bus."),
+    "disk_full": gettext_lazy("The disk of the agent's data folder is full; no job is started."),
+    "disk_full_over": gettext_lazy("The disk of the agent's data folder has room again."),
+    "store_unwritable": gettext_lazy("The agent can't write down what it does; no job is started."),
+    "store_unwritable_over": gettext_lazy("The agent can write down what it does again."),
     "bad_event": gettext_lazy("The agent sent an event that can't be read; it was dropped."),
     "event_flood": gettext_lazy("The agent sent far more events than a machine has; they were counted and dropped."),
     "implausible": gettext_lazy("The agent told of hardware that can't be; that part was not believed."),
@@ -40,6 +44,10 @@ EVENTS = {
 #: Of an event: tone and icon.
 LOOKS = {
     "missing": ("bad", "help"),
+    "disk_full": ("bad", "octagon"),
+    "disk_full_over": ("ok", "check"),
+    "store_unwritable": ("bad", "octagon"),
+    "store_unwritable_over": ("ok", "check"),
     "lost": ("bad", "octagon"),
     "xid": ("warn", "warn"),
     "appeared": ("ok", "check"),

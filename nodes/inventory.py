@@ -33,7 +33,7 @@ CARD_MIB_MOST, HOST_MIB_MOST, CORES_MOST = 1 << 20, 1 << 26, 1 << 14
 PORTS_MAX = 64
 #: Advice that keeps new work from a node while it lasts: programs that start now would fail, those that run go on. The first that
 #: is told is also the reason of that cordon, put into words at the edge (nodes/wording.py).
-CORDONING = ("driver_mismatch", "disk_full")
+CORDONING = ("driver_mismatch", "disk_full", "store_unwritable")
 #: A card may leave a node of these states: it is not there any more, or nobody says that it is.
 SILENT = (NodeState.UNKNOWN, NodeState.DOWN, NodeState.RETIRED, NodeState.ENROLLING)
 

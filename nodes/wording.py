@@ -58,6 +58,10 @@ ADVICE = {
         "The agent's disk is full: no job can be started or written down here. Make room on the disk of its data folder; the node takes "
         "work again by itself then."
     ),
+    "store_unwritable": gettext_lazy(
+        "The agent can't write down what it does (its file is read-only, locked, or its disk fails), so no job can be started here. Its "
+        "log on the node says what is wrong; the node takes work again by itself then."
+    ),
     "launches_failed": gettext_lazy(
         "Several launches in a row failed here by the node's own fault. The jobs' pages say how; put it right, then resume the node."
     ),

@@ -240,6 +240,16 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_node_that_spoils_three_launches_in_a_row_is_taken_out_of_service",
             ),
             "nodes/test_alerts.py": ("test_a_node_that_was_taken_out_of_service_by_itself_is_an_alert_until_it_is_back",),
+            "agent/test_full_disk.py": (
+                "test_a_full_disk_is_said_starts_nothing_and_hides_no_end",
+                "test_on_a_disk_that_is_really_full",
+                "test_what_must_be_durable_is_refused_and_everything_else_is_written_later",
+                "test_a_damaged_store_is_told_from_one_that_only_can_not_be_opened",
+            ),
+            "agent/test_runner_process.py": (
+                "test_with_a_damaged_store_what_runs_is_adopted_and_what_ended_is_told",
+                "test_a_store_that_can_not_be_used_is_one_sentence",
+            ),
         },
     ),
     "F5": (

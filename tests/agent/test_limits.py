@@ -14,7 +14,7 @@ from agent.config import config_load
 from agent.devices import devices_denied, devices_of
 from agent.main import processes_open
 from agent.protocol import GpuGrant, GpuInfo, RankSpec
-from tests.agent.rank_lab import PYTHON, Lab
+from tests.agent.rank_lab import PYTHON, Lab, reachable
 
 #: /dev/zero stands for the file of a card.
 CARD, CARD_PATH = "c 1:5", "/dev/zero"
@@ -91,12 +91,16 @@ def test_a_fork_bomb_meets_the_nodes_limit(limited: Lab) -> None:
     assert (exit.cause, exit.code) == ("pids_limit", 9)
 
 
+@pytest.mark.root
 def test_only_the_files_of_its_own_cards_can_be_opened(limited: Lab) -> None:
     need(limited, "devices")
+    reachable(limited.data)
     look = f"head -c 1 {CARD_PATH} >/dev/null && echo open || echo closed; head -c 1 /dev/full >/dev/null && echo others"
     spec = ("sh", "-c", look)
     for rank, denied in (("1.1.0", (CARD,)), ("2.1.0", ())):
-        limited.ranks.start(rank, RankSpec(job=1, index=0, argv=spec), {"PATH": "/usr/bin:/bin"}, denied=denied)
+        limited.ranks.start(
+            rank, RankSpec(job=1, index=0, argv=spec, unix_user="nobody", workdir="/"), {"PATH": "/usr/bin:/bin"}, denied=denied
+        )
         limited.end(rank)
     assert limited.text("1.1.0").split()[-2:] == ["closed", "others"]
     assert limited.text("2.1.0").split() == ["open", "others"]

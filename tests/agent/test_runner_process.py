@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,61 @@ def machine(plane: FakeControlPlane, tmp_path: Path) -> Iterator[Machine]:
     found = Machine(plane, tmp_path)
     yield found
     found.close()
+
+
+@pytest.mark.parametrize("damage", ["page", "gone"])
+def test_with_a_damaged_store_what_runs_is_adopted_and_what_ended_is_told(damage: str, machine: Machine, plane: FakeControlPlane) -> None:
+    machine.start()
+    go = machine.folder / "go"
+    plane.run("1.1.0", "sh", "-c", "echo begins; exec sleep 600")
+    plane.run("2.1.0", "sh", "-c", f"echo waits; while ! [ -e {go} ]; do sleep 0.02; done; echo ends; exit 7")
+    machine.printed("1.1.0", b"begins")
+    machine.printed("2.1.0", b"waits")
+    before = machine.started("1.1.0")
+    ended = machine.started("2.1.0")
+    machine.kill()
+    go.touch()
+    wait_until(lambda: (machine.data / "ranks" / "2.1.0" / "exit.json").exists(), "an end that nobody heard of")
+    assert not procs.is_alive(ended["pid"], ended["start"])
+    store = machine.data / "agent.db"
+    for suffix in ("-wal", "-shm"):
+        Path(f"{store}{suffix}").unlink(missing_ok=True)
+    if damage == "page":
+        store.write_bytes(b"\xff" * 20_000)
+    else:
+        store.unlink()
+    with plane.lock:
+        plane.desired["1.1.0"] = replace(plane.desired["1.1.0"], want="RUN")
+    machine.start()
+    assert machine.ended("2.1.0").exit == ExitInfo(cause="exited", code=7)  # and it does not run once more
+    machine.printed("2.1.0", b"ends\n")
+    assert machine.output("2.1.0") == b"waits\nends\n"
+    assert machine.started("1.1.0") == before
+    assert procs.is_alive(before["pid"], before["start"])
+    assert plane.observed["1.1.0"].state == "RUNNING"
+    text = machine.log.read_text()
+    assert ("It is put aside" in text) == (damage == "page")
+    assert bool(list(machine.data.glob("agent.db.damaged-*"))) == (damage == "page")
+
+
+@pytest.mark.parametrize("trouble", ["locked", "folder"])
+def test_a_store_that_can_not_be_used_is_one_sentence(trouble: str, machine: Machine) -> None:
+    store = machine.data / "agent.db"
+    machine.data.mkdir()
+    if trouble == "folder":
+        store.mkdir()
+        done = machine.command("run")
+    else:
+        with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
+            other.execute("PRAGMA locking_mode = EXCLUSIVE")
+            other.execute("CREATE TABLE x (y)")
+            other.execute("BEGIN EXCLUSIVE")
+            done = machine.command("run")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"nebula-agent: The agent's store {store} cannot be used")
+    assert trouble == "folder" or last.endswith("Another program holds it: end that.")
 
 
 def whole_card(plane: FakeControlPlane, index: int = 0) -> tuple[GpuGrant, ...]:

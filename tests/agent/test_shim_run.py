@@ -13,17 +13,9 @@ import pytest
 
 from agent import launch, procs
 from agent.protocol import ExitInfo
-from tests.agent.rank_lab import PYTHON, Lab
+from tests.agent.rank_lab import PYTHON, Lab, reachable
 from tests.smalldisk import small_disk
 from tests.waiting import PATIENCE_S, wait_until
-
-
-def reachable(data: Path) -> None:
-    """Let every account pass through to ``data``: pytest's directories are root's alone."""
-    data.mkdir(exist_ok=True)
-    for folder in [data, *data.parents]:
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)
 
 
 def test_it_keeps_output_and_exit_code(lab: Lab) -> None:
