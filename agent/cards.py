@@ -135,7 +135,7 @@ def node_facts(
     ``metrics_only``: this agent launches nothing, so what would be wrong for jobs is not.
     """
     codes: list[str] = []
-    if not metrics_only and os.geteuid() == 0:
+    if not metrics_only and os.geteuid() == 0 and (isolation is None or isolation.problem == "root_same"):
         codes.append("running_as_root")
     if not has_cgroups and not metrics_only:
         codes.append("no_cgroup")

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent import host
 from agent.config import Config
 from agent.doctor_checks import VENDORS, Check, Facts, Layer, judge
 from agent.doctor_words import line, said, speaks_chinese
+
+if TYPE_CHECKING:
+    from agent.isolation import Isolation
 
 WAIT_S = 15.0
 MIB = 1024 * 1024
@@ -30,6 +33,7 @@ def facts_collect(config: Config | None, *, config_error: str | None = None, wai
     plane_error, skew_s = (None, None) if config is None else plane_ask(config)
     path = _existing(config.data_dir if config is not None else Path(root))
     kind, note, limits = _cgroup()
+    isolation = None if config is None or config.mode == "metrics" else isolation_look(config)
     free, total, inodes = _disk(path)
     return Facts(
         config=str(config.path) if config is not None else None,
@@ -37,7 +41,10 @@ def facts_collect(config: Config | None, *, config_error: str | None = None, wai
         node=config.name if config is not None else None,
         endpoint=config.endpoint.url if config is not None else None,
         running=None if config is None else _is_running(config),
-        runs_jobs_as_root=config is not None and config.identity == "same" and os.geteuid() == 0,
+        isolation=isolation.info if isolation is not None else None,
+        exposed=(*isolation.places.control_exposed, *isolation.places.agent_exposed) if isolation is not None else (),
+        sandbox_refused=isolation.finding.refused if isolation is not None else (),
+        runs_jobs_as_root=config is not None and runs_jobs_as_root(config),
         plane_error=plane_error,
         skew_s=skew_s,
         layers=layers_read(config, wait_s=wait_s, root=root),
@@ -147,6 +154,35 @@ def plane_ask(config: Config, *, clock: Callable[[], float] = time.time) -> tupl
         return None, middle - parsedate_to_datetime(answer.date).timestamp() - 0.5
     except (ValueError, TypeError):
         return None, None
+
+
+# --- what a job can reach -----------------------------------------------------------------------------------------------
+
+
+def isolation_look(config: Config) -> Isolation | None:
+    """What the agent that runs reported of itself, else what one that this user starts would find. None: nobody can tell."""
+    from agent.isolation import NOTHING, Isolation, isolation_try
+    from agent.protocol import IsolationInfo, ProtocolError
+
+    if _is_running(config):
+        with contextlib.suppress(OSError, ValueError, ProtocolError, KeyError):
+            status = json.loads((config.data_dir / "status.json").read_text(encoding="utf-8"))
+            if status["isolation"] is not None:
+                return Isolation(info=IsolationInfo.from_json(status["isolation"]), finding=NOTHING)
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        return isolation_try(config)
+    return None
+
+
+def runs_jobs_as_root(config: Config) -> bool:
+    """Whether an agent runs here that launches jobs as root: an older one, which says nothing of what jobs can reach."""
+    if not _is_running(config) or config.identity != "same":
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        status = json.loads((config.data_dir / "status.json").read_text(encoding="utf-8"))
+        return "isolation" not in status and os.stat(f"/proc/{int(status['pid'])}").st_uid == 0
+    return False
 
 
 # --- the system ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from agent.advice import card_findings
 from agent.backends.base import Cards
-from agent.protocol import GpuHealth, GpuInfo, GpuStatus, RdmaInfo
+from agent.protocol import REACH, GpuHealth, GpuInfo, GpuStatus, IsolationInfo, RdmaInfo
 
 Level = Literal["pass", "warn", "fail"]
 
@@ -62,6 +62,9 @@ class Facts:
     node: str | None = None
     endpoint: str | None = None
     running: bool | None = None
+    isolation: IsolationInfo | None = None
+    exposed: tuple[str, ...] = ()  # folders that ought to be hidden from jobs and can't be
+    sandbox_refused: tuple[str, ...] = ()  # why better sandboxes don't work here
     runs_jobs_as_root: bool = False
     plane_error: str | None = None
     skew_s: float | None = None  # node − control plane
@@ -86,7 +89,7 @@ class Facts:
 
 def judge(facts: Facts) -> list[Check]:
     """All checks, in the order in which one would put things right."""
-    return [*_joined(facts), *_layers(facts), *_cards(facts), *_system(facts)]
+    return [*_joined(facts), *_reach(facts), *_layers(facts), *_cards(facts), *_system(facts)]
 
 
 def _joined(facts: Facts) -> Iterator[Check]:
@@ -102,7 +105,7 @@ def _joined(facts: Facts) -> Iterator[Check]:
             else Check(level="warn", area="agent", code="agent_stopped")
         )
         if facts.runs_jobs_as_root:
-            yield Check(level="warn", area="agent", code="running_as_root")
+            yield Check(level="fail", area="agent", code="running_as_root")
     if facts.endpoint is None:
         return
     if facts.plane_error is not None:
@@ -116,6 +119,41 @@ def _joined(facts: Facts) -> Iterator[Check]:
     level: Level = "fail" if skew > SKEW_FAIL_S else "warn" if skew > SKEW_WARN_S else "pass"
     code = "clock_ok" if level == "pass" else "clock_skew"
     yield Check(level=level, area="clock", code=code, params={"skew_s": round(facts.skew_s, 1), "most_s": SKEW_WARN_S})
+
+
+def _reach(facts: Facts) -> Iterator[Check]:
+    """What a job can reach here, a line for each thing."""
+    info = facts.isolation
+    if info is None:
+        return
+    if not info.ready:
+        problem = f"isolation_{info.problem}"
+        yield Check(
+            level="fail", area="isolation", code=problem if problem in PROBLEMS else "isolation_problem", params={"problem": info.problem}
+        )
+        return
+    # Whatever else is said: a job of uid 0 can be kept from nothing.
+    if info.uid == 0 and info.identity != "mapped":
+        yield Check(level="fail", area="isolation", code="running_as_root")
+    who = info.account or f"uid {info.uid}"
+    code = "account_each" if info.identity == "mapped" else "account_one"
+    yield Check(level="pass", area="isolation", code=code, params={"account": who, "sandbox": info.sandbox})
+    for word in info.open:
+        level: Level = "pass" if word == "home" else "warn"
+        known = word in REACH
+        yield Check(level=level, area="isolation", code=f"open_{word}" if known else "open_other", params={"word": word, "account": who})
+    if set(info.open) <= {"home"}:
+        yield Check(level="pass", area="isolation", code="open_nothing")
+    for path in facts.exposed:
+        yield Check(level="warn", area="isolation", code="exposed", params={"path": path})
+    for text in facts.sandbox_refused:
+        yield Check(level="warn", area="isolation", code="sandbox_refused", params={"text": text})
+
+
+#: Why no job can be launched, as IsolationInfo.problem has it.
+PROBLEMS = frozenset(
+    f"isolation_{problem}" for problem in ("root_same", "not_root", "job_account_missing", "job_account_unknown", "job_account_system")
+)
 
 
 def _layers(facts: Facts) -> Iterator[Check]:

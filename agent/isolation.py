@@ -11,6 +11,7 @@ import os
 import pwd
 import stat
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -141,12 +142,27 @@ def isolation_find(config: Config, env: Mapping[str, str] = os.environ) -> Isola
     """Look at this machine and try the sandbox: call it while the process has one thread. Makes the folders that it hides.
 
     Raises OSError when they can't be made, ValueError for a test mask that is none."""
+    jobs_dir = jobs_dir_of(config)
+    jobdir.root_make(str(jobs_dir), is_root=os.geteuid() == 0)
+    return _find(config, jobs_dir, env, makes=True)
+
+
+def isolation_try(config: Config, env: Mapping[str, str] = os.environ) -> Isolation:
+    """The same as an answer for this process's user, which leaves nothing behind. Raises as `isolation_find`."""
+    jobs_dir = jobs_dir_of(config)
+    if jobs_dir.is_dir() and os.access(jobs_dir, os.W_OK | os.X_OK):
+        return _find(config, jobs_dir, env, makes=False)
+    with tempfile.TemporaryDirectory(prefix="nebula-doctor-") as folder:
+        if os.geteuid() == 0:
+            os.chmod(folder, 0o711)  # noqa: S103 - as the agent makes it: to pass through
+        return _find(config, Path(folder), env, makes=False)
+
+
+def _find(config: Config, jobs_dir: Path, env: Mapping[str, str], *, makes: bool) -> Isolation:
     accounts = _accounts(config)
     info = accounts_judge(accounts)
     mask = mask_read(env.get(MASK_VARIABLE))
-    jobs_dir = jobs_dir_of(config)
-    jobdir.root_make(str(jobs_dir), is_root=accounts.agent_uid == 0)
-    places = _places(config, accounts, jobs_dir, env)
+    places = _places(config, accounts, jobs_dir, env, makes=makes)
     wish = Wish(
         hidden=places.hidden,
         only_mounts=places.sessions,
@@ -189,7 +205,7 @@ def _accounts(config: Config) -> Accounts:
     )
 
 
-def _places(config: Config, accounts: Accounts, jobs_dir: Path, env: Mapping[str, str]) -> Places:
+def _places(config: Config, accounts: Accounts, jobs_dir: Path, env: Mapping[str, str], *, makes: bool) -> Places:
     is_same = config.identity == "same"
     home = os.path.realpath(env.get("HOME") or _home_of(accounts.agent_uid))
     code = {os.path.realpath(path) for path in (Path(__file__).parent.parent, sys.prefix)}
@@ -212,7 +228,7 @@ def _places(config: Config, accounts: Accounts, jobs_dir: Path, env: Mapping[str
     sessions += [SESSIONS] if os.path.isdir(SESSIONS) else []
     if config.identity != "mapped":
         uid = accounts.agent_uid if is_same else accounts.job_uid
-        sessions += [folder] if uid is not None and (folder := _tmux_folder(uid, accounts.job_gid)) is not None else []
+        sessions += [folder] if uid is not None and (folder := _tmux_folder(uid, accounts.job_gid, makes=makes)) is not None else []
     memory = secretdir.memory_folder()
     if memory is not None:
         sessions.append(secretdir.top_path(memory))
@@ -263,13 +279,14 @@ def _home_of(uid: int) -> str:
         return "/nonexistent"
 
 
-def _tmux_folder(uid: int, gid: int | None) -> str | None:
+def _tmux_folder(uid: int, gid: int | None, *, makes: bool) -> str | None:
     """Where terminals that outlive a session have their sockets. Made here, so that it can be hidden before there is one."""
     path = f"/tmp/tmux-{uid}"  # noqa: S108 - that is where tmux looks
-    with contextlib.suppress(OSError):
-        os.mkdir(path, 0o700)
-        if os.geteuid() != uid:
-            os.chown(path, uid, gid if gid is not None else -1, follow_symlinks=False)
+    if makes:
+        with contextlib.suppress(OSError):
+            os.mkdir(path, 0o700)
+            if os.geteuid() != uid:
+                os.chown(path, uid, gid if gid is not None else -1, follow_symlinks=False)
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
             return path

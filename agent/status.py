@@ -73,6 +73,8 @@ def status_lines(found: dict[str, Any], *, now: float) -> list[str]:
         lines.append(f"Trouble   {_plain(found['trouble'])}")
     if found.get("hardware_error"):
         lines.append(f"Hardware  {_plain(found['hardware_error'])}")
+    if found.get("isolation"):
+        lines.append(f"Jobs      {_plain(_isolation(found['isolation']))}")
     status = {s["uuid"]: s for s in found.get("status", [])}
     lines.append(f"Cards     {len(found.get('gpus', []))}")
     for gpu in found.get("gpus", []):
@@ -86,6 +88,15 @@ def status_lines(found: dict[str, Any], *, now: float) -> list[str]:
     for rank in found["ranks"]:
         lines.append(f"  {rank['rank']}  {rank['state']}  {_plain(rank['name'])}".rstrip())
     return lines
+
+
+def _isolation(info: dict[str, Any]) -> str:
+    """Who jobs run as and what they can reach: fields of protocol.IsolationInfo, of which a default is not there."""
+    if not info.get("ready", True):
+        return f"can't be launched here ({info.get('problem')}); nebula-agent doctor says what to do"
+    who = "each runs as its owner's account" if info["identity"] == "mapped" else f"run as {info.get('account') or info['uid']}"
+    reach = ", ".join(info.get("open", ())) or "nothing of others"
+    return f"{who}, sandbox {info.get('sandbox', 'none')}; open to them: {reach}"
 
 
 def _number(value: int | None) -> str:

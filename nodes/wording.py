@@ -11,7 +11,7 @@ from nodes.telemetry import Latest
 
 ADVICE = {
     "running_as_root": gettext_lazy(
-        "The agent runs as root and so do the jobs; install it with identity=mapped to run them as their users."
+        "The agent runs as root without accounts for jobs, and no job runs as root: set identity=mapped or identity=shared."
     ),
     "no_cgroup": gettext_lazy(
         "No cgroup can be used here: jobs are held together by their session instead, and memory limits are not enforced."

@@ -231,6 +231,31 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "F1": (
+        "a job runs as root, and nothing says so",
+        {
+            "agent/test_jobdir.py": ("test_root_without_an_account_for_the_job_launches_nothing",),
+            "agent/test_isolation.py": ("test_where_no_job_can_be_launched_the_reason_is_told_and_nobody_counts_as_isolated",),
+            "agent/test_doctor.py": ("test_it_fails_while_a_job_could_run_as_root",),
+        },
+    ),
+    "F2": (
+        "any job reads the keys, the database and the agent's credential",
+        {
+            "attack/test_plain_account.py": (
+                "test_a_job_reaches_exactly_what_its_node_reports",
+                "test_where_people_are_isolated_the_grave_attacks_are_all_closed",
+                "test_a_program_that_can_not_be_closed_in_is_not_started",
+                "test_a_folder_that_appears_under_a_hidden_parent_stays_hidden",
+            ),
+            "agent/test_jobdir.py": (
+                "test_it_lies_beside_the_agents_data_and_is_the_jobs_alone",
+                "test_links_in_the_place_of_the_folder_or_the_one_above_lead_nowhere",
+                "test_a_folder_of_another_persons_in_its_place_is_not_read",
+            ),
+            "e2e/test_closed.py": ("test_a_persons_job_opens_nothing_of_the_installation",),
+        },
+    ),
     "F19": (
         "a full disk ends the agent, and jobs fail on it again and again",
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -17,7 +18,8 @@ from agent.config import config_load
 from agent.doctor_checks import Check, Facts, Layer, judge
 from agent.doctor_words import AREAS, LEVELS, SAYS, line, speaks_chinese
 from agent.main import main
-from agent.protocol import GpuHealth, GpuInfo, GpuStatus, LinkInfo, RdmaInfo
+from agent.protocol import REACH, GpuHealth, GpuInfo, GpuStatus, IsolationInfo, LinkInfo, RdmaInfo
+from agent.status import status_lines
 from agent.testing import FakeControlPlane
 from tests.agent.nvml_lab import HEALTHY, MIB, Machine
 from tests.agent.rank_lab import ROOT
@@ -40,6 +42,7 @@ WELL = Facts(
     node="node01",
     endpoint="https://lab.example:443",
     running=True,
+    isolation=IsolationInfo(identity="same", uid=1000, account="ann", sandbox="mounts", open=("home",)),
     skew_s=0.2,
     layers=(Layer(name="nvml", cards=Cards(gpus=(CARD,), driver_version="570.86"), status=(STATUS,), health=(HEALTH,)),),
     pci={0x10DE: 1},
@@ -55,6 +58,11 @@ WELL = Facts(
     container="podman",
     container_gpu=True,
 )
+
+
+def jobs(**changes: Any) -> Facts:
+    assert WELL.isolation is not None
+    return replace(WELL, isolation=replace(WELL.isolation, **changes))
 
 
 def with_card(*, info: GpuInfo = CARD, status: dict[str, Any] | None = None, health: dict[str, Any] | None = None) -> Facts:
@@ -105,7 +113,19 @@ CASES: list[tuple[Facts, list[tuple[str, str]]]] = [
     (replace(WELL, config=None, endpoint=None, node=None), [("warn", "config_none")]),
     (replace(WELL, config=None, endpoint=None, config_error="node_id is missing in agent.toml."), [("fail", "config_bad")]),
     (replace(WELL, running=False), [("warn", "agent_stopped")]),
-    (replace(WELL, runs_jobs_as_root=True), [("warn", "running_as_root")]),
+    (replace(WELL, runs_jobs_as_root=True, isolation=None), [("fail", "running_as_root")]),
+    *(
+        (jobs(ready=False, problem=problem), [("fail", f"isolation_{problem}")])
+        for problem in ("root_same", "not_root", "job_account_missing", "job_account_unknown", "job_account_system")
+    ),
+    (jobs(ready=False, problem="of_tomorrow"), [("fail", "isolation_problem")]),
+    (jobs(uid=0, account="root", open=("home",)), [("fail", "running_as_root")]),
+    (jobs(identity="mapped", account=None, uid=0, open=()), []),
+    (jobs(open=("home",)), []),
+    (jobs(sandbox="none", open=REACH), [("warn", f"open_{word}") for word in REACH if word != "home"]),
+    (jobs(open=("home", "of_tomorrow")), [("warn", "open_other")]),
+    (replace(WELL, exposed=("/srv/grid",)), [("warn", "exposed")]),
+    (replace(WELL, sandbox_refused=("mounts: user namespace: Operation not permitted",)), [("warn", "sandbox_refused")]),
     (replace(WELL, plane_error="https://lab.example cannot be reached: timed out"), [("fail", "plane_unreachable")]),
     (replace(WELL, skew_s=None), [("warn", "clock_unknown")]),
     (replace(WELL, skew_s=-6.0), [("warn", "clock_skew")]),
@@ -256,6 +276,60 @@ def test_a_control_plane_that_is_away_is_said_in_a_sentence(tmp_path: Path) -> N
     assert error is not None
     assert "cannot be reached" in error
     assert skew is None
+
+
+# --- what a job can reach ---------------------------------------------------------------------------------------------------
+
+
+def test_it_fails_while_a_job_could_run_as_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is asked of this machine, not by what was told to the judge."""
+    with FakeControlPlane() as plane:
+        config = config_load(config_of(tmp_path, plane), {})
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = doctor.isolation_look(config)
+    assert found is not None
+    assert [(c.level, c.code) for c in judge(replace(WELL, isolation=found.info)) if c.area == "isolation"] == [
+        ("fail", "isolation_root_same")
+    ]
+
+
+def test_an_agent_that_runs_is_believed_and_an_older_one_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeControlPlane() as plane:
+        config = config_load(config_of(tmp_path, plane), {})
+    config.data_dir.mkdir()
+    monkeypatch.setattr(doctor, "_is_running", lambda config: True)
+    info = IsolationInfo(identity="same", uid=1234, account="eve", sandbox="landlock", open=("paths", "home"))
+    status = config.data_dir / "status.json"
+    status.write_text(json.dumps({"pid": os.getpid(), "isolation": info.to_json()}))
+    found = doctor.isolation_look(config)
+    assert found is not None
+    assert found.info == info
+    assert not doctor.runs_jobs_as_root(config)
+    status.write_text(json.dumps({"pid": os.getpid()}))
+    assert doctor.isolation_look(config) is None
+    assert doctor.runs_jobs_as_root(config) is (os.geteuid() == 0)
+
+
+def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    with FakeControlPlane() as plane:
+        config = config_load(config_of(tmp_path, plane), {})
+    before = sorted(tmp_path.rglob("*"))
+    assert doctor.isolation_look(config) is not None
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_status_says_who_jobs_run_as_and_what_they_reach() -> None:
+    def line_of(**fields: Any) -> str:
+        found = {"node": "n", "node_id": 1, "endpoint": "e", "running": True, "ranks": [], "isolation": {"uid": 1000, **fields}}
+        return next(text for text in status_lines(found, now=0.0) if text.startswith("Jobs"))
+
+    assert line_of(identity="same", account="ann", sandbox="mounts", open=["signals", "home"]) == (
+        "Jobs      run as ann, sandbox mounts; open to them: signals, home"
+    )
+    assert line_of(identity="mapped", sandbox="mounts") == (
+        "Jobs      each runs as its owner's account, sandbox mounts; open to them: nothing of others"
+    )
+    assert "root_same" in line_of(identity="same", ready=False, problem="root_same")
 
 
 # --- the command --------------------------------------------------------------------------------------------------------

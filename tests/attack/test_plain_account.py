@@ -313,9 +313,9 @@ def test_a_folder_that_appears_under_a_hidden_parent_stays_hidden(site: Site) ->
     script = 'echo up; while ! [ -e "$0" ]; do sleep 0.02; done; cat "$1" && echo seen; ls "$2"'
     rank = site.job("1.1.0", "sh", "-c", script, str(go), str(site.agent / "agent.credential"), str(site.data))
     site.lab.said(rank, "up")
-    os.rename(site.agent, site.data / "before")
+    site.agent.rename(site.data / "before")
     shutil.copytree(site.data / "before", site.agent, ignore=shutil.ignore_patterns("ranks"))
-    os.rename(site.data / "before" / "ranks", site.agent / "ranks")
+    (site.data / "before" / "ranks").rename(site.agent / "ranks")
     go.touch()
     site.lab.end(rank)
     assert "seen" not in site.lab.text(rank)

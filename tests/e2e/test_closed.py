@@ -46,13 +46,14 @@ def test_a_persons_job_opens_nothing_of_the_installation(grid: Grid) -> None:
     place = grid.folder / "open-to-all"
     place.mkdir(exist_ok=True)
     with grid.client() as client:
+        client.secret_set("sealed", "by a key that lies in the data folder")
         other = client.job_submit(argv=["/bin/sh", "-c", 'echo mine > "$NEBULA_ARTIFACTS/model"; exec sleep 600'], name="neighbour")
         running(client, other["id"])
         jobs_root = grid.data.with_name(f"{grid.data.name}-jobs")
         wait_for(lambda: list(jobs_root.glob(f"*/{other['id']}.*/artifacts/model")), what="the neighbour's file is there")
         paths = [path for root in (grid.data, jobs_root) for path in root.rglob("*")]
         files = [str(path) for path in paths if path.is_file() and not path.is_symlink()]
-        for name in ("cli.json", "secret-key", "secrets-key", "db.sqlite3", "agent.credential", "agent.db", "model"):
+        for name in ("cli.json", "secret-key", "secrets-key", "nebula.sqlite3", "agent.credential", "agent.db", "model"):
             assert any(path.endswith(f"/{name}") for path in files), name
         sockets = [str(path) for path in paths if path.is_socket()]
         assert any(path.endswith("redis.sock") for path in sockets)
@@ -67,3 +68,4 @@ def test_a_persons_job_opens_nothing_of_the_installation(grid: Grid) -> None:
         found = json.loads(line.removeprefix("FOUND "))
         assert found == {"read": [], "listed": [], "connected": [], "planted": []}
         client.job_cancel(other["id"])
+        client.secret_delete("sealed")
