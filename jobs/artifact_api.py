@@ -18,6 +18,7 @@ from jobs.services.files import MIB, FilesRefused, file_refuse, file_room, file_
 from nodes.models import Node
 from quotas.disk import DiskFull, disk_check
 from quotas.errors import DomainError
+from quotas.human_text import is_seen
 
 ARTIFACT_NAME = re.compile(r"[^\x00-\x1f/\\]{1,255}")
 PIECE = 256 * 1024
@@ -28,7 +29,7 @@ LOOK_EVERY = 64 * MIB
 @agent_view("PUT")
 def artifact_put(request: HttpRequest, *, node: Node, rank: str, name: str) -> HttpResponse:
     """Streams one file to disk; a repeat replaces it. What can't be kept is refused before it is read where its length tells."""
-    if not ARTIFACT_NAME.fullmatch(name) or name in (".", ".."):
+    if not ARTIFACT_NAME.fullmatch(name) or not is_seen(name) or name in (".", ".."):
         return refuse(400, "invalid", "An artefact's name has 1 to 255 characters, no slash and no control characters.")
     row = own_rank(node, rank)
     if isinstance(row, HttpResponse):

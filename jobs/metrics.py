@@ -34,21 +34,23 @@ AGENT_STATES = tuple(state for state in NodeState.values if state != NodeState.R
 
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
-    if not may_scrape(request):
-        text = _("Metrics are for the addresses in NEBULA_METRICS_ALLOW, or for who sends NEBULA_METRICS_TOKEN as a bearer token.")
+    has_token = _has_token(request)
+    if not has_token and not _is_let_in(request):
+        text = _("Metrics need the installation's token as a bearer token: NEBULA_METRICS_TOKEN, or metrics-token of the data folder.")
         return HttpResponse(text + "\n", status=403, content_type="text/plain; charset=utf-8")
-    answer = HttpResponse(metrics_text(now=time.time()), content_type=CONTENT_TYPE)
+    answer = HttpResponse(metrics_text(now=time.time(), has_names=has_token), content_type=CONTENT_TYPE)
     answer["Cache-Control"] = "no-store"
     return answer
 
 
-def may_scrape(request: HttpRequest) -> bool:
-    """The token, or an address that is let in. Behind a proxy that nobody told us of, every address looks like its: then only
-    the token counts."""
+def _has_token(request: HttpRequest) -> bool:
     scheme, _blank, given = request.headers.get("Authorization", "").partition(" ")
     token: str = settings.METRICS_TOKEN
-    if token and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode()):
-        return True
+    return bool(token) and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _is_let_in(request: HttpRequest) -> bool:
+    """By its address (NEBULA_METRICS_ALLOW). Behind a proxy that nobody told us of, every address looks like its."""
     is_proxied = bool(request.headers.get("X-Forwarded-For") or request.headers.get("Forwarded"))
     if is_proxied and not settings.TRUSTED_PROXIES:
         return False
@@ -60,8 +62,8 @@ def may_scrape(request: HttpRequest) -> bool:
     return any(address in ip_network(allowed, strict=False) for allowed in settings.METRICS_ALLOW)
 
 
-def metrics_text(*, now: float) -> str:
-    """All series. Ten queries, six round trips to Redis."""
+def metrics_text(*, now: float, has_names: bool = True) -> str:
+    """All series, with the names of users and projects or without. Ten queries, six round trips to Redis."""
     began = time.perf_counter()
     nodes = list(
         Node.objects.exclude(state=NodeState.RETIRED)
@@ -70,7 +72,7 @@ def metrics_text(*, now: float) -> str:
     )
     latest = telemetry.nodes_latest(row[0] for row in nodes)
     fresh = {pk: found for pk, found in latest.items() if now - found.at < telemetry.STALE_AFTER_S}
-    holders = _holders()
+    holders = _holders(has_names=has_names)
     lines = [
         *cards_lines(_cards(nodes, fresh, holders, now=now)),
         *nodes_lines(_nodes(nodes, latest, now=now), AGENT_STATES),
@@ -90,12 +92,13 @@ def metrics_text(*, now: float) -> str:
 Holders = dict[int, list[tuple[int, str, str, str, int]]]
 
 
-def _holders() -> Holders:
+def _holders(*, has_names: bool) -> Holders:
     found: Holders = defaultdict(list)
     rows = Slice.objects.exclude(state=SliceState.RELEASED).order_by("pk")
     path = "rank__attempt__job"
     for gpu, *row in rows.values_list("gpu_id", f"{path}_id", f"{path}__owner__email", f"{path}__project__name", "rank__key", "mib"):
-        found[gpu].append((row[0], row[1], row[2], row[3], row[4]))
+        owner, project = (row[1], row[2]) if has_names else ("", "")
+        found[gpu].append((row[0], owner, project, row[3], row[4]))
     return found
 
 

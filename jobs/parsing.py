@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
+from quotas.human_text import UNSEEN, is_seen
+
 MAX_INT: Final = 2**31 - 1  # what an integer column of every database holds
 MAX_ARGS: Final = 1000
 MAX_ARGV_BYTES: Final = 128 * 1024  # Linux refuses one argument above 128 KiB; the whole list stays below it too
@@ -255,13 +257,13 @@ def secrets_check(texts: list[str], env: Mapping[str, str]) -> list[str]:
 
 
 def name_check(name: str) -> str:
-    """A name is stored as it is: quotes, ``$(…)`` and right-to-left text are text. Only control characters are refused.
+    """A name is stored as it is: quotes, ``$(…)`` and right-to-left text are text. Control characters and direction marks are refused.
 
     Raises Unreadable: ``name_length``, ``name_control``.
     """
     if not 1 <= len(name) <= 200 or not name.strip():
         raise Unreadable("name_length", length=len(name), limit=200)
-    if any(ord(char) < 32 or 127 <= ord(char) < 160 for char in name):
+    if not is_seen(name) or set(name) & set("\t\r\n"):
         raise Unreadable("name_control")
     return name
 
@@ -269,7 +271,7 @@ def name_check(name: str) -> str:
 def name_from_argv(argv: list[str]) -> str:
     """A job without a name is called after its program."""
     last = argv[0].rstrip("/").rsplit("/", 1)[-1] or argv[0]
-    clean = "".join(char for char in last if not (ord(char) < 32 or 127 <= ord(char) < 160)).strip()
+    clean = UNSEEN.sub("", last).translate({9: None, 10: None, 13: None}).strip()
     return clean[:200] or "job"
 
 

@@ -13,9 +13,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import render
 from django.utils import timezone, translation
 from django.utils.decorators import sync_and_async_middleware
 from django.utils.translation import gettext as _
+
+from quotas.human_text import DATA_FIELDS, is_seen, text_shown
 
 GetResponse = Callable[[HttpRequest], Any]
 
@@ -128,3 +131,24 @@ def user_zone(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponse
         return response
 
     return answer
+
+
+class SeenText:
+    """Forms, those of the administration included: what people will read has nothing in it that they would not see. The API's bodies are
+    looked at where they are read (nebulagrid/wire.py)."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: dict[str, Any]) -> HttpResponseBase | None:
+        if request.method != "POST" or request.path.startswith(API_PREFIX):
+            return None
+        for name, values in request.POST.lists():
+            if name not in DATA_FIELDS and not all(is_seen(value) for value in values):
+                message = _("%(field)s: it has control characters, or marks that turn the direction of text; leave them out.")
+                shown = {"field": text_shown(name)[:60], "message": message % {"field": text_shown(name)[:60]}}
+                return render(request, "errors/400.html", shown, status=HTTPStatus.BAD_REQUEST)
+        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -91,15 +92,29 @@ TLS_KEY = env("TLS_KEY")
 TLS_CA = env("TLS_CA")  # the authority of our certificate, where the system's don't know it; served at /ca.pem
 
 
-def _secret_key() -> str:
-    """The installation's own key: from the environment, else a file made at first use (mode 0600)."""
-    key = env("SECRET_KEY")
-    if key:
-        return key
-    return secret_provide(DATA_DIR / "secret-key")
+def _own_secret(value: str, file: str) -> str:
+    """A secret of this installation: what the environment gives, else a file made at first use (mode 0600)."""
+    if value:
+        return value
+    path = DATA_DIR / file
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Two processes may start at once: write aside, then link; the first link wins and both read it.
+        aside = path.with_name(f"{file}.{os.getpid()}")
+        aside.touch(mode=0o600)
+        aside.write_text(secrets.token_urlsafe(50))
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            pass
+        finally:
+            aside.unlink()
+        return path.read_text().strip()
 
 
-SECRET_KEY = _secret_key()
+SECRET_KEY = _own_secret(env("SECRET_KEY"), "secret-key")
 DEBUG = env_bool("DEBUG", False)
 ALLOWED_HOSTS = env_list("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]")
 CSRF_TRUSTED_ORIGINS = env_list("CSRF_TRUSTED_ORIGINS")
@@ -148,6 +163,7 @@ MIDDLEWARE = [
     "nebulagrid.middleware.user_language",
     "nebulagrid.middleware.user_zone",
     "nebulagrid.gate.Gate",
+    "nebulagrid.middleware.SeenText",
 ]
 
 ROOT_URLCONF = "nebulagrid.urls"
@@ -444,8 +460,8 @@ THROTTLE_TEXT = env("THROTTLE_TEXT", "131072/86400")  # KiB of commands and envi
 TRUSTED_PROXIES = env_int("TRUSTED_PROXIES", 0)  # how many of our own proxies append to X-Forwarded-For
 if TRUSTED_PROXIES > 0:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-METRICS_TOKEN = env("METRICS_TOKEN")
-METRICS_ALLOW = env_list("METRICS_ALLOW", "127.0.0.1,::1")
+METRICS_TOKEN = _own_secret(env("METRICS_TOKEN"), "metrics-token")
+METRICS_ALLOW = env_list("METRICS_ALLOW")
 WEBHOOK_ALLOW = env_list("WEBHOOK_ALLOW")
 try:
     WEBHOOK_PORTS = [int(text) for text in env_list("WEBHOOK_PORTS", "443,8443")]

@@ -19,24 +19,33 @@ from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
+from quotas.human_text import DATA_FIELDS, UNSEEN_JSON, is_seen
+
 BODY_LIMIT = 2 * 1024 * 1024  # an argv and an environment at their limits fit in twice
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _text_check(value: Any, where: str) -> None:
-    """Refuses what no database column and no program argument can hold: NUL and half a surrogate pair."""
+def _text_check(value: Any, where: str, *, is_data: bool = False) -> None:
+    """Refuses what no database column and no program argument can hold: NUL and half a surrogate pair; and, in what people will read,
+    what they would not see."""
     if isinstance(value, str):
         if "\0" in value:
             raise exceptions.ValidationError({where or "body": [_("It has a NUL character, which can't be stored.")]})
         if _SURROGATE.search(value):
             raise exceptions.ValidationError({where or "body": [_("It has half of a surrogate pair, which is no text.")]})
+        if not is_data and not is_seen(value):
+            raise exceptions.ValidationError({where or "body": [unseen_text()]})
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _text_check(key, where or "body")
-            _text_check(inner, where or key[:60])
+            _text_check(key, where or "body", is_data=is_data)
+            _text_check(inner, where or key[:60], is_data=is_data or key in DATA_FIELDS)
     elif isinstance(value, list):
         for inner in value:
-            _text_check(inner, where)
+            _text_check(inner, where, is_data=is_data)
+
+
+def unseen_text() -> str:
+    return _("It has control characters, or marks that turn the direction of text; leave them out.")
 
 
 def _no_constant(name: str) -> float:
@@ -70,7 +79,7 @@ class JSONParser(BaseParser):
             raise exceptions.ParseError(_("The body is not valid JSON%(where)s.") % {"where": where}, code="not_json") from error
         if not isinstance(value, dict):
             raise exceptions.ParseError(_("The body must be a JSON object."), code="not_json")
-        if b"\\u" in raw or b"\\U" in raw:  # only an escape can make a NUL or half a pair
+        if UNSEEN_JSON.search(raw):
             _text_check(value, "")
         return value
 

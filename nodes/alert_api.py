@@ -20,6 +20,7 @@ from nodes.alert_words import mute_text, rule_text, rule_title
 from nodes.alerts import REASON_MAX, alert_acknowledge, alert_reopen, mute_create, mute_lift
 from nodes.models import Alert, AlertMute, AlertRule, Gpu, Node
 from nodes.serializers import NodeInput, Text
+from quotas.moments import moment_validate
 
 
 class AlertSchema(serializers.Serializer[Any]):
@@ -88,7 +89,9 @@ class MuteRequest(NodeInput):
     rule = Text(max_length=40, required=False)
     node = Text(max_length=63, required=False)
     gpu = Text(max_length=80, required=False, help_text="UUID of the card.")
-    until = serializers.DateTimeField(required=False, allow_null=True, help_text="Left out: until it is lifted.")
+    until = serializers.DateTimeField(
+        required=False, allow_null=True, validators=[moment_validate], help_text="Left out: until it is lifted."
+    )
     for_s = serializers.IntegerField(required=False, min_value=60, max_value=366 * 86_400, help_text="Instead of until.")
 
 

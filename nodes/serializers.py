@@ -18,6 +18,7 @@ from nodes.slices import slice_free
 from nodes.telemetry import Latest
 from nodes.topology import links_json
 from nodes.wording import advice_text, cordon_text, node_advice
+from quotas.moments import moment_validate
 
 
 def uuid_short(uuid: str) -> str:
@@ -213,7 +214,9 @@ class NodePatch(NodeInput):
 
 class DrainRequest(NodeInput):
     reason = Text(max_length=200, help_text="Shown to everybody whose job waits.")
-    until = serializers.DateTimeField(required=False, allow_null=True, help_text="The node resumes by itself then.")
+    until = serializers.DateTimeField(
+        required=False, allow_null=True, validators=[moment_validate], help_text="The node resumes by itself then."
+    )
 
 
 class ResumeRequest(NodeInput):

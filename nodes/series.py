@@ -76,7 +76,10 @@ def time_parse(text: str, *, name: str) -> int:
         found = None
     if found is None:
         raise BadRange(name, "time", value=text[:40])
-    seconds = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    try:
+        seconds = int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
+    except OverflowError:
+        seconds = -1
     if not 0 <= seconds < _LAST:
         raise BadRange(name, "time", value=text[:40])
     return seconds

@@ -6,13 +6,15 @@ import math
 import re
 from typing import Any
 
+from quotas.human_text import text_shown
+
 #: What an agent may call a session, a boot or a card: printable ASCII without a blank.
 NAME = re.compile(r"[!-~]+")
 
 
 def text_clean(text: str) -> str:
-    """NUL (refused by PostgreSQL) and half surrogates (no UTF-8) become other signs; the rest stays as it is."""
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    """NUL (refused by PostgreSQL), half surrogates (no UTF-8) and what no reader would see become other signs; the rest stays."""
+    return text_shown(text).encode(errors="replace").decode()
 
 
 def text_cap(text: str, limit: int) -> str:

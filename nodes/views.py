@@ -24,6 +24,7 @@ from nodes.errors import NodeRefused
 from nodes.inspections import inspection_begin
 from nodes.labels import labels_parse
 from nodes.models import AgentCommand, Node
+from quotas.moments import moment_validate
 
 #: Verbs that anybody on the page may send without arguments; the others are the command line's.
 VERBS = ("ping", "diagnose")
@@ -53,6 +54,7 @@ class DrainForm(forms.Form):
     until = forms.DateTimeField(
         label=gettext_lazy("Until"),
         required=False,
+        validators=[moment_validate],
         input_formats=("%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S"),
         error_messages={"invalid": gettext_lazy("Write date and time as 2026-07-14 18:00.")},
     )

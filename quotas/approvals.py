@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from quotas import calendar
 from quotas.errors import BadValue, DomainError
 from quotas.models import QuotaRequest, User
+from quotas.moments import moment_check
 from quotas.requests import AMOUNT_MOST, request_approve, request_decline, requests_to_decide
 
 SHOWN = 50
@@ -27,7 +28,9 @@ def until_of(text: str) -> datetime:
     """``2026-07-31``: to the end of that local day. Raises BadValue."""
     try:
         day = date.fromisoformat(text.strip())
-        return datetime.combine(day + timedelta(days=1), time(), tzinfo=calendar.zone())
+        end = datetime.combine(day + timedelta(days=1), time(), tzinfo=calendar.zone())
+        moment_check(end)
+        return end
     except (ValueError, OverflowError) as error:
         raise BadValue("request_day", params={"field": "until", "value": text.strip()[:40]}) from error
 

@@ -10,12 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Q, QuerySet
-from django.utils import timezone
-from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.translation import gettext as _
 
 from quotas.audit import ACTIONS
 from quotas.models import AuditEntry
+from quotas.moments import moment_parse
 
 FILTERS = ("actor", "action", "target", "q", "since", "until")
 COLUMNS = ("id", "at", "actor", "actor_id", "via", "address", "action", "target", "params", "seq", "hash")
@@ -61,13 +60,8 @@ def _moment(query: Mapping[str, str], field: str) -> datetime | None:
     if not text:
         return None
     try:
-        found = parse_datetime(text)
-        if found is None and (day := parse_date(text)) is not None:
-            found = datetime(day.year, day.month, day.day)  # noqa: DTZ001 -- made aware below
-        if found is None:
-            raise ValueError
-        return found if timezone.is_aware(found) else timezone.make_aware(found)
-    except (ValueError, OverflowError):
+        return moment_parse(text)
+    except ValueError:
         raise BadFilter(field, _("Must be a day or a time, such as 2026-03-31 or 2026-03-31T08:00:00Z.")) from None
 
 

@@ -221,6 +221,7 @@ def test_each_caller_of_the_api_gets_what_the_table_says(tmp_path: Path, setting
 @pytest.mark.django_db
 def test_each_visitor_of_a_page_gets_what_the_table_says(tmp_path: Path, settings: Any) -> None:
     world = world_at(tmp_path, settings)
+    settings.METRICS_ALLOW = ["127.0.0.1"]  # where the table says "anyone"; who that is, test_metrics.py tells
     # No credential of the API opens a page, whoever bears it; nor does the session of one who was switched off.
     outside = [Client(headers=world.bearer(who), raise_request_exception=False) for who in ("anonymous", "node_x", "staff")]
     outside.append(world.session("disabled"))

@@ -256,27 +256,6 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "e2e/test_closed.py": ("test_a_persons_job_opens_nothing_of_the_installation",),
         },
     ),
-    "F19": (
-        "a full disk ends the agent, and jobs fail on it again and again",
-        {
-            "jobs/test_launches.py": (
-                "test_it_goes_to_another_node_after_a_pause",
-                "test_the_pauses_grow",
-                "test_a_node_that_spoils_three_launches_in_a_row_is_taken_out_of_service",
-            ),
-            "nodes/test_alerts.py": ("test_a_node_that_was_taken_out_of_service_by_itself_is_an_alert_until_it_is_back",),
-            "agent/test_full_disk.py": (
-                "test_a_full_disk_is_said_starts_nothing_and_hides_no_end",
-                "test_on_a_disk_that_is_really_full",
-                "test_what_must_be_durable_is_refused_and_everything_else_is_written_later",
-                "test_a_damaged_store_is_told_from_one_that_only_can_not_be_opened",
-            ),
-            "agent/test_runner_process.py": (
-                "test_with_a_damaged_store_what_runs_is_adopted_and_what_ended_is_told",
-                "test_a_store_that_can_not_be_used_is_one_sentence",
-            ),
-        },
-    ),
     "F5": (
         "agents of two control planes on one machine kill each other's jobs",
         {
@@ -336,6 +315,22 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F11": (
+        "metrics for everybody, answers without headers, text that is not seen, days at the edge of the calendar",
+        {
+            "jobs/test_metrics.py": (
+                "test_only_whom_the_settings_name",
+                "test_names_of_people_and_projects_are_for_the_token_alone",
+            ),
+            "attack/test_edges.py": (
+                "test_every_answer_has_the_headers_that_keep_a_browser_from_harm",
+                "test_text_that_is_not_seen_is_refused_by_every_door_of_the_api",
+                "test_text_that_is_not_seen_is_refused_by_every_form",
+                "test_no_day_at_the_edge_of_the_calendar_breaks_a_page",
+                "test_a_time_that_no_zone_can_tell_is_refused_where_it_would_be_kept",
+            ),
+        },
+    ),
     "F13": (
         "one person's work stops everybody's",
         {
@@ -388,23 +383,6 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
-    "F17": (
-        "limits that hold on the control plane only",
-        {
-            "agent/test_limits.py": (
-                "test_the_memory_that_a_job_asked_for_is_all_that_it_gets",
-                "test_a_job_that_asked_for_no_memory_gets_the_nodes_default_share",
-                "test_a_fork_bomb_meets_the_nodes_limit",
-                "test_only_the_files_of_its_own_cards_can_be_opened",
-                "test_without_cgroups_it_says_that_nothing_holds_and_a_fork_bomb_meets_the_limit_of_its_account",
-            ),
-            "jobs/test_spine_db.py": ("test_a_node_is_told_what_the_job_asked_for_of_the_host",),
-            "agent/test_outfile.py": ("test_forty_times_the_cap_leave_the_cap_and_the_end_on_the_disk",),
-            "agent/test_logs.py": ("test_of_a_capped_log_only_the_end_is_sent_and_only_when_the_rank_is_over",),
-            "jobs/test_logs.py": ("test_the_last_lines_arrive_whatever_the_cap_behind_one_line_that_says_what_is_missing",),
-            "jobs/test_agent_api.py": ("test_a_capped_log_gets_its_end_before_the_job_has_ended",),
-        },
-    ),
     "F16": (
         "bytes and rows of one person have no end",
         {
@@ -429,12 +407,50 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F17": (
+        "limits that hold on the control plane only",
+        {
+            "agent/test_limits.py": (
+                "test_the_memory_that_a_job_asked_for_is_all_that_it_gets",
+                "test_a_job_that_asked_for_no_memory_gets_the_nodes_default_share",
+                "test_a_fork_bomb_meets_the_nodes_limit",
+                "test_only_the_files_of_its_own_cards_can_be_opened",
+                "test_without_cgroups_it_says_that_nothing_holds_and_a_fork_bomb_meets_the_limit_of_its_account",
+            ),
+            "jobs/test_spine_db.py": ("test_a_node_is_told_what_the_job_asked_for_of_the_host",),
+            "agent/test_outfile.py": ("test_forty_times_the_cap_leave_the_cap_and_the_end_on_the_disk",),
+            "agent/test_logs.py": ("test_of_a_capped_log_only_the_end_is_sent_and_only_when_the_rank_is_over",),
+            "jobs/test_logs.py": ("test_the_last_lines_arrive_whatever_the_cap_behind_one_line_that_says_what_is_missing",),
+            "jobs/test_agent_api.py": ("test_a_capped_log_gets_its_end_before_the_job_has_ended",),
+        },
+    ),
     "F18": (
         "jobs are as protected from the OOM killer as the agent",
         {
             "agent/test_shim_run.py": (
                 "test_a_job_has_none_of_its_services_protection_from_the_oom_killer_and_its_shim_keeps_it",
                 "test_a_job_is_never_protected_and_its_shim_always",
+            ),
+        },
+    ),
+    "F19": (
+        "a full disk ends the agent, and jobs fail on it again and again",
+        {
+            "jobs/test_launches.py": (
+                "test_it_goes_to_another_node_after_a_pause",
+                "test_the_pauses_grow",
+                "test_a_node_that_spoils_three_launches_in_a_row_is_taken_out_of_service",
+            ),
+            "nodes/test_alerts.py": ("test_a_node_that_was_taken_out_of_service_by_itself_is_an_alert_until_it_is_back",),
+            "agent/test_full_disk.py": (
+                "test_a_full_disk_is_said_starts_nothing_and_hides_no_end",
+                "test_on_a_disk_that_is_really_full",
+                "test_what_must_be_durable_is_refused_and_everything_else_is_written_later",
+                "test_a_damaged_store_is_told_from_one_that_only_can_not_be_opened",
+            ),
+            "agent/test_runner_process.py": (
+                "test_with_a_damaged_store_what_runs_is_adopted_and_what_ended_is_told",
+                "test_a_store_that_can_not_be_used_is_one_sentence",
             ),
         },
     ),

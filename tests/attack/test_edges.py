@@ -19,18 +19,23 @@ import pytest
 from django.db import OperationalError
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import get_resolver
 
 from jobs import logs
 from jobs.models import Rank
 from jobs.services.schedule import pass_run
+from nebulagrid.access import routes_mounted
 from nebulagrid.handler import PooledHandler
 from nebulagrid.headers import headers_due
+from nodes.text import text_clean
+from quotas.human_text import DATA_FIELDS, is_seen
 from tests.edge_lab import Peer, asked, peers_close
 from tests.factories import node_header, node_make, user_make
 from tests.jobs.lab import Lab
-from tests.rest import no_redis  # noqa: F401
+from tests.rest import Api, no_redis  # noqa: F401
 from tests.test_handler import get
 from tests.waiting import PATIENCE_S, until, wait_until
+from tests.world import BODIES, World, world_make
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -279,3 +284,113 @@ def test_asking_for_the_password_again_counts_too() -> None:
     assert tried("page", "lin@lab.example", PASSWORD, "192.0.2.1", thief) == 200
     found = [thief.post("/accounts/reauthenticate/", {"password": "wrong"}, REMOTE_ADDR="192.0.2.1").status_code for _ in range(12)]
     assert found == [200] * 10 + [429] * 2
+
+
+# --- text that says something else than it shows, and days at the edge of the calendar -----------------------------------
+
+UNSEEN = ("\x1b[2J", "\x07", "\x9b31m", "\u202egpj.exe", "\u2066", "\u200f", "\x7f", "\u2028")
+
+
+@pytest.fixture
+def world(tmp_path: Path, settings: Any) -> World:
+    settings.LOG_DIR, settings.ARTIFACT_DIR = settings.LOG_DIR, settings.ARTIFACT_DIR  # so that they are put back
+    return world_make(tmp_path)
+
+
+def with_sign(value: Any, sign: str) -> Iterator[Any]:
+    """The body again and again, each time with the sign at the end of another text that people read."""
+    for key, inner in value.items():
+        if key in DATA_FIELDS:
+            continue
+        if isinstance(inner, str):
+            yield {**value, key: inner + sign}
+        elif isinstance(inner, list) and inner and isinstance(inner[0], str):
+            yield {**value, key: [inner[0] + sign, *inner[1:]]}
+        elif isinstance(inner, dict):
+            yield from ({**value, key: changed} for changed in with_sign(inner, sign))
+
+
+def test_text_that_is_not_seen_is_refused_by_every_door_of_the_api(world: World, settings: Any) -> None:
+    settings.THROTTLE_ANONYMOUS = "off"
+    api, tries = Api(world.staff), 0
+    for sign in UNSEEN:
+        for (method, route), body in BODIES.items():
+            for changed in with_sign(body, sign):
+                for data in (json.dumps(changed).encode(), json.dumps(changed, ensure_ascii=False).encode()):
+                    answer = api.call(method, world.path(route), raw=data)
+                    assert answer.status_code in (400, 404), (route, changed, answer.content)  # 404: another's, for an administrator, too
+                    tries += answer.status_code == 400
+    assert tries > 300
+
+
+@pytest.mark.parametrize("sign", UNSEEN, ids=ascii)
+def test_text_that_is_not_seen_is_refused_by_every_form(world: World, sign: str) -> None:
+    page = Client()
+    page.force_login(world.staff, backend="allauth.account.auth_backends.AuthenticationBackend")
+    for path, form in (
+        ("/admin/quotas/project/add/", {"name": "vision", "title": f"Vision{sign}"}),
+        ("/nodes/node-a/drain/", {"reason": f"fans{sign}"}),
+        ("/account/", {"first_name": f"Lin{sign}"}),
+        ("/account/tokens/new/", {"name": f"ci{sign}", "scopes": "read"}),
+    ):
+        answer = page.post(path, form)
+        assert answer.status_code == 400, path
+        assert "control characters" in answer.content.decode(), path
+
+
+def test_what_is_text_and_what_is_data_passes(world: World) -> None:
+    api = Api(world.staff)
+    names = ("训练 ☠", "تدريب", "אימון", "👩\u200d🔬 run", 'it\'s "$(here)"')
+    argv = ["printf", "\x1b[31mred\x07\u202e"]
+    for name in names:
+        status, body = api.post("/jobs/submit", {"name": name, "argv": argv, "env": {"PS1": "\x1b]0;x\x07"}, "gpu_count": 0, "cpus": 1})
+        assert status in (201, 409, 403), body
+        assert "direction" not in json.dumps(body)
+    assert is_seen("a\tb\r\nc")
+
+
+def test_what_a_machine_says_is_shown_with_signs_in_place_of_what_is_not_seen() -> None:
+    assert text_clean("RTX\x1b[2J\u202e 4090\n") == "RTX\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER} 4090\n"
+
+
+#: Each in the zone where it is hardest to tell.
+MOMENTS = (
+    ("Etc/GMT+12", "9999-12-31T23:59:59-23:59"),
+    ("Pacific/Kiritimati", "9999-12-31T23:59:59Z"),
+    ("Pacific/Kiritimati", "0001-01-01"),
+    ("Pacific/Kiritimati", "0001-01"),
+    ("Etc/GMT+12", "2999-12"),
+)
+
+
+def test_no_day_at_the_edge_of_the_calendar_breaks_a_page(world: World) -> None:
+    visitor = Client(raise_request_exception=False)
+    visitor.force_login(world.staff, backend="allauth.account.auth_backends.AuthenticationBackend")
+    broken, asked = [], 0
+    for route, _view in routes_mounted(get_resolver().url_patterns):
+        path = world.path(route) if "<" in route else f"/{route}"
+        if route.startswith(("admin/", "accounts/", "dist/", "install", "api/agent/")) or set("<^(") & set(path):
+            continue
+        for zone, text in MOMENTS:
+            visitor.cookies["zone"] = zone
+            query = dict.fromkeys(("since", "until", "from", "to", "month", "day"), text)
+            answer = visitor.get(path if path.startswith("/") else f"/{path}", query, headers={"time-zone": zone})
+            asked += answer.status_code in (200, 400)
+            if answer.status_code >= 500:
+                broken.append((path, text))
+            elif answer.status_code not in (200, 400):
+                break
+    assert broken == []
+    assert asked > 150
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-23:59", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
+def test_a_time_that_no_zone_can_tell_is_refused_where_it_would_be_kept(world: World, text: str) -> None:
+    api = Api(world.staff)
+    for path, body in (("/nodes/node-a/drain", {"reason": "fans", "until": text}), ("/alerts/mutes/", {"reason": "fans", "until": text})):
+        status, found = api.post(path, body)
+        assert (status, list(found["fields"])) == (400, ["until"]), path
+    page = Client()
+    page.force_login(world.staff, backend="allauth.account.auth_backends.AuthenticationBackend")
+    assert page.get("/audit/", {"since": text}).status_code == 400
+    assert page.post("/nodes/node-a/drain/", {"reason": "fans", "until": text[:19]}).status_code == 400

@@ -278,9 +278,9 @@ def test_a_4000_card_pool_has_25_series_a_card() -> None:
 @pytest.mark.parametrize(
     ("given", "status"),
     [
-        ({"REMOTE_ADDR": "127.0.0.1"}, 200),
-        ({"REMOTE_ADDR": "::1"}, 200),
-        ({"REMOTE_ADDR": "::ffff:127.0.0.1"}, 200),
+        ({"REMOTE_ADDR": "127.0.0.1"}, 403),  # every program of this machine has that address
+        ({"REMOTE_ADDR": "::1"}, 403),
+        ({"REMOTE_ADDR": "127.0.0.1", "headers": {"Authorization": "Bearer s3cret"}}, 200),
         ({"REMOTE_ADDR": ""}, 403),
         ({"REMOTE_ADDR": "10.1.2.3"}, 403),
         ({"REMOTE_ADDR": "10.1.2.3", "headers": {"Authorization": "Bearer s3cret"}}, 200),
@@ -298,11 +298,24 @@ def test_only_whom_the_settings_name(no_redis: Any, client: Client, settings: An
     assert answer.status_code == status
     assert answer.headers["Content-Type"].startswith("text/plain")
     if status == 403:
-        assert "NEBULA_METRICS_ALLOW" in answer.content.decode()
+        assert "NEBULA_METRICS_TOKEN" in answer.content.decode()
 
 
-def test_without_a_token_set_none_opens(no_redis: Any, client: Client) -> None:
-    assert client.get("/metrics", REMOTE_ADDR="10.1.2.3", headers={"Authorization": "Bearer "}).status_code == 403
+def test_the_token_is_made_at_the_first_start_and_is_nobody_elses_to_read(no_redis: Any, client: Client, settings: Any) -> None:
+    path = settings.DATA_DIR / "metrics-token"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(path.read_text().strip()) > 40
+    assert client.get("/metrics", headers={"Authorization": f"Bearer {path.read_text().strip()}"}).status_code == 200
+
+
+def test_names_of_people_and_projects_are_for_the_token_alone(no_redis: Any, client: Client, settings: Any) -> None:
+    settings.METRICS_ALLOW = ["127.0.0.1", "::1"]
+    job = attempt_make(gpus=(node_make(cards=1).gpus.get(),)).job
+    opened = client.get("/metrics", REMOTE_ADDR="::ffff:127.0.0.1").content.decode()
+    named = client.get("/metrics", headers={"Authorization": f"Bearer {settings.METRICS_TOKEN}"}).content.decode()
+    for name in (job.owner.email, f'project="{job.project.name}"'):
+        assert (name in opened, name in named) == (False, True)
+    assert f'job="{job.pk}"' in opened
 
 
 def test_networks_and_known_proxies_count(no_redis: Any, client: Client, settings: Any) -> None:

@@ -50,7 +50,7 @@ def test_named_labels_change_and_the_others_stay(staff: Api) -> None:
     [
         ({"a b": "x"}, "a b is no name of a label"),
         ({"a": "x" * 64}, "has 64 characters; write at most 63"),
-        ({"a": "x\u202e"}, "visible"),
+        ({"a": "x\u202e"}, "marks that turn the direction of text"),
         ({f"k{number}": "" for number in range(LABELS_MAX + 1)}, "at most 64 labels; this would make 66"),
         ({"a": 1}, "labels"),
         ({"a": ["x"]}, "labels"),

@@ -104,7 +104,7 @@ def test_a_webhook_is_entered_and_its_address_is_not_shown_again(ada: User) -> N
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"url": "https://10.0.0.1/x"}, "no public address"),
+        ({"url": "https://10.0.0.1/x"}, "not known as a public address"),
         ({"url": "http://93.184.215.14/x"}, "Messages go by HTTPS"),
         ({"url": ""}, "A webhook needs an address."),
         ({"url": "nonsense"}, "Write an address such as"),
@@ -142,7 +142,7 @@ def test_what_is_mailed_is_chosen(ada: User) -> None:
 def test_a_test_says_on_the_page_what_became_of_it(ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = NoticeChannel.objects.create(user=ada, kind="webhook", host="h", url_sealed=seal("https://127.0.0.1/x"))
     text = page(ada).post(f"/notices/channels/{channel.pk}/test/", follow=True).content.decode()
-    assert "The test was not delivered: 127.0.0.1 is 127.0.0.1, no public address." in text
+    assert "The test was not delivered: 127.0.0.1 is not known as a public address." in text
     tried = channels.delivery_try
     monkeypatch.setattr(channels, "delivery_try", lambda row, **more: tried(row, post=lambda *args: Answer(status=200, body=b"ok")))
     assert "The test was delivered." in page(ada).post(f"/notices/channels/{channel.pk}/test/", follow=True).content.decode()
