@@ -6,6 +6,11 @@ import os
 import sys
 
 if __name__ == "__main__":
+    if os.geteuid() == 0:
+        # Root's part, and then this same command as the control plane's account (docs/operations.md).
+        from nebulagrid.rooted.entry import begin
+
+        begin(sys.argv)
     # What a start loads stays, and what migrations make comes by the thousand: looking for garbage so often took a fifth of the time.
     gc.set_threshold(50_000, 20, 20)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "nebulagrid.settings")

@@ -42,6 +42,8 @@ _KEYS = (
     "job_account",
     "jobs_dir",
     "hidden_dirs",
+    "code_from",
+    "code_at",
     "ca_file",
     "pin_sha256",
     "agent_id",
@@ -82,6 +84,7 @@ class Config:
     job_account: str | None = None  # identity = "shared": the Unix account of all jobs
     jobs_dir: Path | None = None  # a folder for each rank, owned by its job; None = beside data_dir
     hidden_dirs: tuple[Path, ...] = ()  # folders that jobs must not see besides the agent's own
+    code_places: tuple[tuple[Path, Path], ...] = ()  # (what jobs can't reach, where it is placed for them)
     ca_file: Path | None = None
     pin_sha256: str | None = None
     mode: Literal["jobs", "metrics"] = "jobs"  # metrics = nothing is launched here
@@ -172,6 +175,7 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         job_account=values.get("job_account") or None,
         jobs_dir=_path(values.get("jobs_dir"), base),
         hidden_dirs=tuple(folder for text in values.get("hidden_dirs", "").split(":") if (folder := _path(text, base)) is not None),
+        code_places=_places(values),
         ca_file=_path(values.get("ca_file"), base),
         pin_sha256=pin or None,
         address=values.get("address") or None,
@@ -186,6 +190,14 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
 def _path(value: str | None, base: Path) -> Path | None:
     """A path as written; a relative one counts from the configuration file's folder."""
     return (base / Path(value).expanduser()).absolute() if value else None
+
+
+def _places(values: Mapping[str, Any]) -> tuple[tuple[Path, Path], ...]:
+    """Pairs of `code_from` and `code_at`. Raises ConfigError."""
+    lists = [[Path(text) for text in values.get(key, "").split(":") if text] for key in ("code_from", "code_at")]
+    if len(lists[0]) != len(lists[1]) or not all(path.is_absolute() for paths in lists for path in paths):
+        raise ConfigError("code_from and code_at must name as many folders, by their full paths, joined by ':'.")
+    return tuple(zip(*lists, strict=True))
 
 
 def config_text(values: Mapping[str, str | int]) -> str:

@@ -14,7 +14,7 @@ import os
 import pwd
 import signal
 
-from agent import procs, sandbox
+from agent import placed, procs, sandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,6 +157,11 @@ def _prepare_and_exec(
                 signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     workdir = spec.get("workdir")
+    places = order.get("places") or ()
+    if workdir is not None and (instead := placed.placed(workdir, places)) is not None:
+        with contextlib.suppress(OSError):
+            os.write(2, placed.note(workdir, instead))
+        workdir = instead
     if workdir is None:
         workdir = env.get("HOME", "/")
         if not os.path.isdir(workdir):
@@ -171,6 +176,8 @@ def _prepare_and_exec(
     env.update(variables)
     # 6. The program, looked up in the job's own PATH.
     argv: list[str] = list(spec["argv"])
+    if argv and argv[0].startswith("/"):
+        argv[0] = placed.placed(argv[0], places) or argv[0]
     try:
         _exec(argv, env)
     except (ValueError, UnicodeError, IndexError) as error:

@@ -97,6 +97,7 @@ def processes_open(config: Config, *, closed_by: Mapping[str, Any] | None = None
         memory_mib=None if memory_mib is None else memory_mib * config.memory_default_pct // 100,
         jobs_dir=jobs_dir_of(config),
         job_account=config.job_account if config.identity == "shared" else None,
+        places=config.code_places,
         closed_by=closed_by,
     )
 

@@ -81,6 +81,7 @@ class RankProcesses:
         secrets_in: str | None = "",
         jobs_dir: Path | None = None,
         job_account: str | None = None,
+        places: Sequence[tuple[Path, Path]] = (),
         closed_by: Mapping[str, Any] | None = None,
     ) -> None:
         """``data``: the agent's directory, ranks live in ``data/ranks``. ``agent_id``: names this agent's groups, stable over restarts
@@ -88,6 +89,7 @@ class RankProcesses:
         and threads of one rank, at most half of what the machine can have. ``memory_mib``: of a rank that asked for none; None = no limit.
         ``secrets_in``: where values of secrets are while a rank lives, "" = in memory if the machine can, None = below ``jobs_dir``.
         ``jobs_dir``: where the folders of the jobs themselves are, None = beside ``data``. ``job_account``: who all jobs run as.
+        ``places``: (what jobs can't reach, where it is placed for them).
         ``closed_by``: what they are closed in (sandbox_probe.Finding.plan).
 
         Raises OSError when the directory cannot be used or the forced kind of cgroup does not work here.
@@ -105,6 +107,7 @@ class RankProcesses:
         self._memory_mib = memory_mib
         self.jobs_dir = Path(jobdir.root_beside(str(data.absolute()))) if jobs_dir is None else jobs_dir.absolute()
         jobdir.root_make(str(self.jobs_dir), is_root=os.geteuid() == 0)
+        self._places = tuple(places)
         self._job_account, self._closed_by = job_account, dict(closed_by) if closed_by is not None else None
         self._prefix = secretdir.prefix_of(agent_id)
         self._secret_places = self._secrets_prepare(secrets_in)
@@ -226,6 +229,7 @@ class RankProcesses:
             "min_uid": self._min_uid,
             "folder": folder,
             "account": self._job_account,
+            "places": [[str(old), str(new)] for old, new in self._places],
         }
         try:
             os.mkdir(path, 0o700)

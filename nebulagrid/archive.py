@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -75,12 +76,17 @@ class _Counting:
 
 
 class ArchiveWriter:
-    """Writes beside ``path`` with mode 0600 and renames in the end: a backup is there whole or not at all."""
+    """Writes beside ``path`` with mode 0600 and renames in the end: a backup is there whole or not at all.
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    With ``descriptor`` the file is another one's, who has opened it and gives it its name."""
+
+    def __init__(self, path: Path, manifest: Manifest, *, descriptor: int | None = None) -> None:
         self.path, self.manifest = path, manifest
-        self._aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        descriptor = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.bytes = 0  # once it is whole
+        self._aside: Path | None = None
+        if descriptor is None:
+            self._aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+            descriptor = os.open(self._aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(descriptor, "wb")
         self._tar = tarfile.open(fileobj=self._file, mode="w:gz", compresslevel=3, format=tarfile.PAX_FORMAT)  # noqa: SIM115
 
@@ -118,7 +124,10 @@ class ArchiveWriter:
         self._tar.close()
         self._file.flush()
         os.fsync(self._file.fileno())
+        self.bytes = os.fstat(self._file.fileno()).st_size
         self._file.close()
+        if self._aside is None:
+            return
         self._aside.replace(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
@@ -128,7 +137,17 @@ class ArchiveWriter:
 
     def abandon(self) -> None:
         self._file.close()
-        self._aside.unlink(missing_ok=True)
+        if self._aside is not None:
+            self._aside.unlink(missing_ok=True)
+
+
+def backup_path(text: str, *, now: datetime) -> Path:
+    """The file to write: ``text``, or in that folder one with the time in its name. Makes the folder."""
+    path = Path(text).absolute()
+    if path.is_dir() or text.endswith("/"):
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path /= f"nebulagrid-{now:%Y%m%d-%H%M%S}.tar.gz"
+    return path
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -142,11 +161,13 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield entry
 
 
-def archive_unpack(path: Path, staging: Path) -> Manifest:
-    """Everything into ``staging`` (made here, 0700), verified. Raises ArchiveError; the staging folder is removed then."""
+def archive_unpack(path: Path, staging: Path, *, descriptor: int | None = None) -> Manifest:
+    """Everything into ``staging`` (made here, 0700), verified. Raises ArchiveError; the staging folder is removed then.
+
+    ``descriptor``: the file, opened by one who may."""
     staging.mkdir(mode=0o700)
     try:
-        found, manifest = _unpack(path, staging)
+        found, manifest = _unpack(path, staging, descriptor)
         if manifest is None:
             raise ArchiveError(f"{path} is not whole: it has no manifest. Was it cut?")
         if found != manifest.members:
@@ -158,11 +179,15 @@ def archive_unpack(path: Path, staging: Path) -> Manifest:
         raise
 
 
-def _unpack(path: Path, staging: Path) -> tuple[dict[str, dict[str, Any]], Manifest | None]:
+def _unpack(path: Path, staging: Path, descriptor: int | None) -> tuple[dict[str, dict[str, Any]], Manifest | None]:
     found: dict[str, dict[str, Any]] = {}
     manifest = None
     try:
-        with gzip.open(path) as raw, tarfile.open(fileobj=raw, mode="r|") as tar:
+        with (
+            open(path if descriptor is None else descriptor, "rb") as file,
+            gzip.open(file) as raw,
+            tarfile.open(fileobj=raw, mode="r|") as tar,
+        ):
             for entry in _members(tar):
                 source = tar.extractfile(entry)
                 if source is None:

@@ -19,15 +19,18 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nebulagrid.embedded import die_with_parent, redis_ping
+from nebulagrid.rooted.accounts import Account, as_account
+from nebulagrid.rooted.errors import RootedError
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 HEALTHY_AFTER_S = 30.0
@@ -53,10 +56,21 @@ class ChildSpec:
     stop_signal: int = signal.SIGTERM
     until_s: float = 4.0
     hints: str | None = None
+    account: dict[str, Any] | None = None  # rooted.accounts.Account: who it runs as, where root supervises; None = as we do
+    cwd: str | None = None
+    is_whole_env: bool = False  # ``env`` is all of it
 
     def environ(self) -> dict[str, str]:
+        if self.is_whole_env:
+            return dict(self.env)
         kept = {name: value for name, value in os.environ.items() if not (self.clean and name.startswith(("NEBULA_", "DJANGO_")))}
         return {**kept, **self.env}
+
+    def identity(self) -> dict[str, Any]:
+        """Arguments of Popen. It changes the ids before ``preexec_fn`` runs: a change after it would take the death signal away."""
+        if self.account is None:
+            return {}
+        return {"user": self.account["uid"], "group": self.account["gid"], "extra_groups": list(self.account["groups"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +78,7 @@ class Plan:
     run_dir: str
     lock_fd: int  # the flock that makes this the only control plane of the data folder; children must not inherit it
     children: list[ChildSpec]
+    also_fds: list[int] = field(default_factory=list)  # another one, of the control plane's account
     ready: list[str] = field(default_factory=list)  # lines to print once all stages answered
     ready_file: str = ""
 
@@ -123,11 +138,13 @@ class Child:
         self.process = subprocess.Popen(
             self.spec.argv,
             env=self.spec.environ(),
+            cwd=self.spec.cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
             preexec_fn=die_with_parent(self.spec.stop_signal),
+            **self.spec.identity(),
         )
         try:
             self._watch(self.process)
@@ -206,8 +223,8 @@ class Child:
     def _probe_password(self) -> str | None:
         if self.spec.probe_password_file is None:
             return None
-        with contextlib.suppress(OSError):
-            return Path(self.spec.probe_password_file).read_text().strip()
+        with contextlib.suppress(OSError), open_own(Path(self.spec.probe_password_file), self.spec.account) as file:
+            return file.read(1024).decode().strip()
         return None
 
     def signal(self, number: int) -> None:
@@ -238,13 +255,30 @@ class Child:
 
     def _hints_aside(self, folder: Path) -> None:
         aside = folder.with_name(f"{folder.name}.aside")
-        with contextlib.suppress(OSError):
+
+        def move() -> bytes:
             if not any(folder.iterdir()):
-                return
+                return b""
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
             folder.mkdir(mode=0o700)
-            self.owner.say(f"{self.spec.name} fails with its files; it starts without them (they were hints only), they are in {aside}")
+            return b"moved"
+
+        with contextlib.suppress(OSError, RootedError):
+            # In a folder of another account root does nothing itself: that one may have put anything in the place of its files.
+            moved = move() if self.spec.account is None else as_account(Account.from_json(self.spec.account), move)
+            if moved:
+                self.owner.say(f"{self.spec.name} fails with its files; it starts without them (they were hints only), they are in {aside}")
+
+
+def open_own(path: Path, account: Mapping[str, Any] | None) -> IO[bytes]:
+    """To read. Of another account only its own plain file, so that no link makes root read another one. Raises OSError."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    found = os.fstat(file.fileno())
+    if account is not None and (found.st_uid != account["uid"] or not stat.S_ISREG(found.st_mode)):
+        file.close()
+        raise PermissionError(1, "it is not the account's own file")
+    return file
 
 
 def _file_write(path: Path, text: str) -> None:
@@ -405,7 +439,8 @@ def port_free(host: str, port: int) -> bool:
 
 def main() -> int:
     plan = Plan.from_json(Path(sys.argv[1]).read_text())
-    os.set_inheritable(plan.lock_fd, False)
+    for fd in (plan.lock_fd, *plan.also_fds):
+        os.set_inheritable(fd, False)
 
     async def run() -> int:
         return await Supervisor(plan).run()

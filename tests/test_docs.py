@@ -16,6 +16,7 @@ from jobs.scheduler.compare import Change
 from jobs.scheduler.measures import Measures, OwnerMeasures
 from jobs.scheduler.workload import FULL
 from nebulagrid.limits import Limits
+from nebulagrid.rooted.accounts import CONTROL_VARIABLE, JOB_VARIABLE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -28,6 +29,7 @@ def text_of(name: str) -> str:
 def test_every_setting_is_documented_and_every_documented_one_exists() -> None:
     source = "".join((ROOT / "nebulagrid" / name).read_text(encoding="utf-8") for name in ("settings.py", "signin.py"))
     used = {f"NEBULA_{name}" for name in re.findall(r'\benv(?:_int|_bool|_list|_float)?\(\s*"([A-Z_]+)"', source)}
+    used |= {CONTROL_VARIABLE, JOB_VARIABLE}
     used |= {f"NEBULA_WEB_{field.name.upper()}" for field in fields(Limits)}
     assert len(used) > 20, "the pattern no longer finds the settings"
     page = text_of("settings.md")
@@ -130,4 +132,4 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_example_of_the_readme_is_what_up_prints() -> None:
     line = "nebula-ctl submit --name hello --gpu-mem 4G -- .venv/bin/python examples/train_digits.py"
     assert line in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert line in (ROOT / "nebulagrid" / "management" / "commands" / "up.py").read_text(encoding="utf-8")
+    assert line in (ROOT / "nebulagrid" / "startplan.py").read_text(encoding="utf-8")

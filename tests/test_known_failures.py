@@ -254,6 +254,18 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_folder_of_another_persons_in_its_place_is_not_read",
             ),
             "e2e/test_closed.py": ("test_a_persons_job_opens_nothing_of_the_installation",),
+            "attack/test_root_layouts.py": (
+                "test_a_job_is_nobody_of_the_house_and_reaches_nothing_of_it",
+                "test_another_jobs_folder_and_memory_are_closed",
+                "test_each_process_is_who_it_should_be",
+                "test_it_says_what_is_isolated",
+            ),
+            "test_redis.py": ("test_who_has_no_password_gets_nothing", "test_the_password_is_on_no_command_line"),
+            "test_rooted.py": (
+                "test_an_older_folder_is_handed_over_once_without_following_links",
+                "test_root_writes_what_it_knows_and_decides_who_jobs_run_as",
+                "test_only_code_is_placed",
+            ),
         },
     ),
     "F5": (
@@ -532,6 +544,15 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
             "agent/test_runner.py": ("test_a_program_that_is_over_is_told_as_such_while_its_report_waits_for_its_last_output",),
             "agent/test_zygote.py": ("test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes",),
+        },
+    ),
+    "F26": (
+        "a start overwrites the profile of another installation",
+        {
+            "test_start.py": (
+                "test_a_profile_of_another_installation_is_left_alone_and_that_is_said",
+                "test_a_profile_that_is_not_there_yet_or_our_own_is_written_where_it_is_wanted",
+            ),
         },
     ),
     "F36": (

@@ -69,7 +69,8 @@ class Grid:
     ) -> None:
         """``up``: arguments of `manage.py up`; None = ``agents`` agents with ``scenario``. ``database``: a closed SQLite file whose copy
         a fresh data folder begins with (a migrated one saves the seconds of migrating); None = the first start makes it. ``as_root``: where
-        root starts it, it stays root; else it runs under one plain account, whoever starts it (``bench.live.plain``)."""
+        root starts it, root it is, with accounts of its own for control plane and jobs; ``folder`` must then be where those can get to.
+        Else it runs under one plain account, whoever starts it (``bench.live.plain``)."""
         self.folder = folder
         self.data = folder / "data"
         self.port = port or port_pick()

@@ -24,9 +24,17 @@ def demo_clean(data: Path) -> int:
     """Stop the demo's jobs through their shims, then remove ``data`` and their folders; how many jobs ran. Raises DemoError."""
     if not (data / FOLDER / "feeder.json").exists():
         raise DemoError(f"There is no demo in {data}; nothing was removed.")
-    if _is_in_use(data / "run" / "up.lock"):
-        raise DemoError(f"The demo in {data} runs; stop it first (Ctrl-C in its terminal).")
-    ranks = [path for path in sorted(data.glob("agent-*/ranks/*.*.*")) if rankdir.claim_held(str(path))]
+    count = demo_stop(agents=data, lock=data / "run" / "up.lock", name=str(data))
+    shutil.rmtree(data)
+    jobdir.remove(jobdir.root_beside(str(data.absolute())))
+    return count
+
+
+def demo_stop(*, agents: Path, lock: Path, name: str) -> int:
+    """End the jobs of the agents in ``agents`` through their shims; how many ran. Raises DemoError."""
+    if _is_in_use(lock):
+        raise DemoError(f"The demo in {name} runs; stop it first (Ctrl-C in its terminal).")
+    ranks = [path for path in sorted(agents.glob("agent-*/ranks/*.*.*")) if rankdir.claim_held(str(path))]
     for path in ranks:
         order = {"cause": "stopped", "reason": "the demo is removed", "grace_s": GRACE_S, "at": procs.boottime()}
         rankdir.file_write(str(path), rankdir.STOP, order)
@@ -37,8 +45,6 @@ def demo_clean(data: Path) -> int:
         if time.monotonic() > end:
             raise DemoError(f"Rank {left[0]} did not end within {DEADLINE_S:.0f} s; nothing was removed.")
         time.sleep(0.05)
-    shutil.rmtree(data)
-    jobdir.remove(jobdir.root_beside(str(data.absolute())))
     return len(ranks)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import tempfile
+from argparse import SUPPRESS
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connection
 from django.utils import timezone
 
-from nebulagrid.archive import ArchiveError, ArchiveWriter, Manifest
+from nebulagrid.archive import ArchiveError, ArchiveWriter, Manifest, backup_path
 from nebulagrid.dbcopy import CopyError, migrations_applied, rows_dump, sqlite_copy
 from quotas.audit import audit, command_line
 
@@ -45,6 +46,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("path", metavar="FILE|DIR", help="the file to write; in a folder it gets a name with the time")
+        parser.add_argument("--descriptor", type=int, help=SUPPRESS)  # of that file, which root has opened
         parser.add_argument("--artifacts", action="store_true", help="the jobs' artefacts too")
         parser.add_argument(
             "--portable", action="store_true", help="rows instead of an SQLite file, to restore into PostgreSQL (always so from PostgreSQL)"
@@ -54,11 +56,9 @@ class Command(BaseCommand):
         os.umask(0o077)
         owner_check()
         now = timezone.now()
-        path = Path(options["path"]).absolute()
-        if path.is_dir() or options["path"].endswith("/"):
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path /= f"nebulagrid-{now:%Y%m%d-%H%M%S}.tar.gz"
-        if path.exists():
+        descriptor: int | None = options["descriptor"]
+        path = Path(options["path"]) if descriptor is not None else backup_path(options["path"], now=now)
+        if descriptor is None and path.exists():
             raise CommandError(f"{path} is there already; a backup is never written over another.", returncode=2)
         writer = None
         try:
@@ -81,7 +81,7 @@ class Command(BaseCommand):
                     migrations=migrations,
                     has_artifacts=bool(options["artifacts"]),
                 )
-                writer = ArchiveWriter(path, manifest)
+                writer = ArchiveWriter(path, manifest, descriptor=descriptor)
                 writer.add(name, copy)
                 copy.unlink()
                 logs = writer.add_tree("logs", settings.LOG_DIR)
@@ -93,11 +93,11 @@ class Command(BaseCommand):
         except (CopyError, ArchiveError, DatabaseError, OSError) as error:
             raise CommandError(f"No backup was made: {error}", returncode=1) from error
         finally:
-            if writer is not None and not path.exists():
+            if writer is not None and not writer.bytes:
                 writer.abandon()
         with contextlib.suppress(DatabaseError):  # the backup is there all the same
             audit(command_line(), "backup.made", "", {"file": str(path), "artifacts": bool(options["artifacts"])})
-        size = path.stat().st_size / (1 << 20)
+        size = writer.bytes / (1 << 20)
         extra = f", {artifacts} artefacts" if options["artifacts"] else ", without artefacts"
         self.stdout.write(f"{path}: {size:.1f} MiB, database ({name}), {logs} log files{extra}, secrets.")
         self.stdout.write("It holds keys and credentials' hashes: keep it as safe as the control plane itself.")

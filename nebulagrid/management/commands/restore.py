@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+from argparse import SUPPRESS
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +26,7 @@ from nebulagrid.management.commands.backup import owner_check
 from quotas.audit import audit, command_line
 
 #: Not the control plane's memory: sockets and locks, what is made anew, and this machine's agents, whose jobs go on.
-STAYS = frozenset({"run", "dist", "static"})
+STAYS = frozenset({"run", "dist", "static", "redis-password"})
 
 
 def stays(name: str) -> bool:
@@ -39,6 +40,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("path", metavar="FILE", help="a file that manage.py backup wrote")
+        parser.add_argument("--descriptor", type=int, help=SUPPRESS)  # of that file, which root has opened
         parser.add_argument("--force", action="store_true", help="though there is data already: it is moved aside")
         parser.add_argument("--check", action="store_true", help="only verify the file and say what it holds")
 
@@ -50,7 +52,7 @@ class Command(BaseCommand):
         staging = settings.DATA_DIR / f".restore-{os.getpid()}"
         try:
             with self._alone() if not options["check"] else contextlib.nullcontext():
-                manifest = archive_unpack(Path(options["path"]).absolute(), staging)
+                manifest = archive_unpack(Path(options["path"]).absolute(), staging, descriptor=options["descriptor"])
                 self.stdout.write(f"backup of {manifest.made_at} from {manifest.host} (version {manifest.version}), whole and undamaged")
                 self._fits(manifest)
                 if options["check"]:

