@@ -28,6 +28,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "identity": ("same", "shared", "mapped"),
     "mode": ("jobs", "metrics"),
     "driver_model": ("off", "read"),
+    "make_accounts": ("no", "yes"),
 }
 _KEYS = (
     "endpoint",
@@ -40,6 +41,7 @@ _KEYS = (
     "cuda_visible",
     "identity",
     "job_account",
+    "make_accounts",
     "jobs_dir",
     "hidden_dirs",
     "code_from",
@@ -81,6 +83,7 @@ class Config:
     scenario: Path | None = None
     cuda_visible: Literal["index", "uuid"] = "index"
     identity: Literal["same", "shared", "mapped"] = "same"
+    make_accounts: Literal["no", "yes"] = "no"  # identity = "mapped": whether accounts that the control plane made up are made here
     job_account: str | None = None  # identity = "shared": the Unix account of all jobs
     jobs_dir: Path | None = None  # a folder for each rank, owned by its job; None = beside data_dir
     hidden_dirs: tuple[Path, ...] = ()  # folders that jobs must not see besides the agent's own
@@ -173,6 +176,7 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         cuda_visible=values.get("cuda_visible", "index"),
         identity=values.get("identity", "same"),
         job_account=values.get("job_account") or None,
+        make_accounts=values.get("make_accounts", "no"),
         jobs_dir=_path(values.get("jobs_dir"), base),
         hidden_dirs=tuple(folder for text in values.get("hidden_dirs", "").split(":") if (folder := _path(text, base)) is not None),
         code_places=_places(values),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from agent import jobdir
+from agent.accounts import account_ensure
 from agent.artifacts import ArtifactUploader
 from agent.devices import devices_denied
 from agent.endings import Endings
@@ -45,6 +46,7 @@ class RankDesk:
         cuda_visible: str,
         identity: str,
         job_account: str | None,
+        makes_accounts: bool,
         changed: Callable[[], None],
         began: Callable[[], None],
         give_up_s: float,
@@ -52,7 +54,7 @@ class RankDesk:
         self._store, self._processes, self._hardware = store, processes, hardware
         self._shipper, self._uploader = shipper, uploader
         self._boot_id, self._cuda_visible = boot_id, cuda_visible
-        self._identity, self._job_account = identity, job_account
+        self._identity, self._job_account, self._makes_accounts = identity, job_account, makes_accounts
         self._changed, self._began = changed, began
         self.live: dict[RankId, RankState] = {}  # rows that are not final: the last state before the end
         self._stops: dict[RankId, float] = {}  # rank → grace of the stop that was asked
@@ -358,6 +360,7 @@ class RankDesk:
                 raise SpecError(
                     f'The job wants a Unix user of its own, and this agent gives it none (identity = "{self._identity}").', "user"
                 )
+            account_ensure(start.spec, may_make=self._makes_accounts)
             temporary = str(self._processes.job_dir(start.rank) / jobdir.TMP)
             return environment(
                 rank=start.rank,

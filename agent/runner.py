@@ -90,6 +90,7 @@ class Runner:
             cuda_visible=config.cuda_visible,
             identity=config.identity,
             job_account=config.job_account if config.identity == "shared" else None,
+            makes_accounts=config.make_accounts == "yes" and config.identity == "mapped",
             changed=self._changed,
             began=self._began,
             give_up_s=give_up_s,
