@@ -234,6 +234,11 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "F1": (
         "a job runs as root, and nothing says so",
         {
+            "e2e/test_identity.py": ("test_a_job_runs_as_its_owners_account_never_as_root_and_nobody_without_one_is_placed",),
+            "jobs/test_admission.py": (
+                "test_without_a_unix_account_a_job_is_refused_before_it_is_placed_and_told_the_way_out",
+                "test_with_one_the_job_runs_as_it_there_and_as_nobody_by_name_elsewhere",
+            ),
             "agent/test_jobdir.py": ("test_root_without_an_account_for_the_job_launches_nothing",),
             "agent/test_isolation.py": ("test_where_no_job_can_be_launched_the_reason_is_told_and_nobody_counts_as_isolated",),
             "agent/test_doctor.py": ("test_it_fails_while_a_job_could_run_as_root",),
@@ -277,6 +282,37 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_what_an_older_agent_started_under_its_old_name_is_adopted_until_it_ends",
             ),
             "nodes/test_enrol.py": ("test_every_machine_is_told_this_control_planes_own_name",),
+        },
+    ),
+    "F3": (
+        "who reads an agent's credential speaks as its node and is given others' secrets",
+        {
+            "attack/test_node_attacks.py": (
+                "test_with_a_stolen_credential_a_job_is_handed_nobodys_secrets",
+                "test_a_credential_that_was_stolen_outlives_its_job_and_still_opens_nothing",
+            ),
+            "jobs/test_admission.py": ("test_secrets_go_only_to_nodes_that_keep_people_apart",),
+        },
+    ),
+    "F4": (
+        "a copied agent makes a second attempt, or ends the first",
+        {
+            "attack/test_node_attacks.py": (
+                "test_a_copied_agent_never_makes_a_second_attempt_nor_ends_the_first",
+                "test_a_restart_of_the_true_agent_is_taken_at_once_and_keeps_its_job",
+            ),
+            "nodes/test_sessions.py": ("test_who_is_taken",),
+            "e2e/test_identity.py": ("test_a_copied_agent_is_refused_and_told_of_and_the_true_one_never_notices",),
+        },
+    ),
+    "F6": (
+        "a node claims what can't be, and writes to jobs that are over",
+        {
+            "attack/test_node_attacks.py": (
+                "test_a_node_claims_no_memory_and_no_cards_that_can_not_be",
+                "test_a_node_adds_nothing_to_a_job_that_is_over",
+            ),
+            "agent/test_protocol.py": ("test_lists_that_no_machine_has_are_cut_and_a_complete_list_is_refused",),
         },
     ),
     "F7": (
