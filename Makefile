@@ -26,12 +26,13 @@ PLAIN := $(BIN)/python -m bench.live.plain --
 # Fast and basic first: what breaks everything shows within seconds.
 TESTS := tests/scheduler tests/agent tests/client tests/quotas tests/nodes tests/jobs tests
 
-.PHONY: help run demo demo-clean install dev test test-quick test-main test-postgres test-root lint format bench soak clean
+.PHONY: help run demo demo-clean install dev test test-quick test-main test-postgres test-root test-days lint format bench soak clean
 
 help:
 	@echo "make run     start everything on this machine (Ctrl-C stops it)"
 	@echo "make demo    the same with a simulated lab: 5 nodes, 19 cards, people, jobs (make demo-clean removes it)"
 	@echo "make test    run the tests (installs the development tools first); make test-quick: core, agent and client in a minute"
+	@echo "make test-days  what reckons with the calendar, on five days on which calendars are wrong first"
 	@echo "make lint    ruff, mypy, import contracts, migrations, system checks"
 	@echo "make bench   measure latency and throughput on the real thing"
 	@echo "make soak    the long fault tests"
@@ -93,6 +94,16 @@ test-root: $(DEV_STAMP)
 # The tests that touch the database once more, on PostgreSQL. Who may call what is the same on both.
 test-postgres: $(DEV_STAMP)
 	@$(PLAIN) $(BIN)/python -m nebulagrid.embedded postgres -- env $(PYTEST) -m "not soak and not e2e and not browser and not root" tests/quotas tests/nodes tests/jobs $(filter-out tests/test_access.py,$(wildcard tests/test_*.py)) $(ARGS)
+
+# What reckons with the calendar, on the days on which calendars are wrong first: a month's last evening, New Year's Eve, 29 February and both
+# switches of daylight saving, each under another zone of the machine. DAYS: those to try.
+DAYS ?= 2026-11-30T23:26/UTC 2026-12-31T23:55/Asia/Shanghai 2028-02-29T23:40/America/Sao_Paulo 2027-03-28T00:55/Europe/Berlin 2027-10-31T00:55/Europe/Berlin
+CALENDAR ?= tests/quotas tests/nodes tests/jobs
+test-days: $(DEV_STAMP)
+	@for day in $(DAYS); do \
+	  echo "--- the clock starts at $${day%%/*} UTC, TZ=$${day#*/}"; \
+	  NEBULA_TESTS_AT=$${day%%/*} TZ=$${day#*/} $(PLAIN) env $(PYTEST) -q -n 2 -m "not soak and not root" $(CALENDAR) $(ARGS); \
+	done
 
 soak: $(DEV_STAMP)
 	@$(PLAIN) env $(PYTEST) -m "soak and not root" -n 0 --timeout 900 tests $(ARGS)

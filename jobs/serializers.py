@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.utils import timezone
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
@@ -60,7 +60,7 @@ def _either(data: Mapping[str, Any], one: str, other: str) -> Any:
 class StringOrNumber(serializers.Field[Any, Any, Any, Any]):
     """``"0.5"`` or 0.5."""
 
-    default_error_messages = {"invalid": _("Must be a string or a number.")}
+    default_error_messages = {"invalid": gettext_lazy("Must be a string or a number.")}
 
     def __init__(self, parse: Callable[[str | int | float], int], **kwargs: Any) -> None:
         self.parse = parse
@@ -79,7 +79,7 @@ class StringOrNumber(serializers.Field[Any, Any, Any, Any]):
 class StringOrInteger(serializers.Field[Any, Any, Any, Any]):
     """``"24G"`` or 24576: what a person writes, or what a program counts."""
 
-    default_error_messages = {"invalid": _("Must be a string or a whole number.")}
+    default_error_messages = {"invalid": gettext_lazy("Must be a string or a whole number.")}
 
     def __init__(self, parse: Callable[[str | int], int], **kwargs: Any) -> None:
         self.parse = parse

@@ -4,6 +4,9 @@ Some tests need more than Python: a Redis, a PostgreSQL, a browser, root. Where 
 says so; NEBULA_REQUIRE=browser,netns,postgres,redis,root turns such a skip into a failure, so that CI can't go green by accident.
 The tests of the PostgreSQL lane run in `make test-postgres` (NEBULA_DATABASE_URL=postgres://…), on the same code; those of root in
 `make test-root`, and all others as a plain account (bench/live/plain.py), whoever starts them.
+
+NEBULA_TESTS_AT=2026-12-31T23:26 starts the clock of this process there (UTC): `make test-days` runs the tests on the days on which
+calendars are wrong first.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import time_machine
 from django.conf import settings as django_settings
 from django.db import connection
 from django.utils import translation
@@ -27,6 +34,7 @@ from tests.template import template_sqlite
 
 #: What is basic first: a fault in the core shows within seconds, not behind a hundred symptoms of it.
 ORDER = ("scheduler", "agent", "client", "quotas", "nodes", "jobs", "", "browser", "e2e")
+TESTS_AT = os.environ.get("NEBULA_TESTS_AT")
 REQUIRED = {lane.strip() for lane in os.environ.get("NEBULA_REQUIRE", "").split(",") if lane.strip()}
 
 
@@ -63,6 +71,30 @@ def pytest_configure(config: pytest.Config) -> None:
 def no_write_bucket(settings: Any) -> None:
     """Tests of one process share user numbers and write more in a minute than a person does; those of the buckets set their own."""
     settings.THROTTLE_WRITE = settings.THROTTLE_WRITES_DAY = settings.THROTTLE_TEXT = "off"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clock() -> Iterator[None]:
+    """The time of day that was asked for; it goes on from there."""
+    if TESTS_AT is None:
+        yield
+        return
+    with time_machine.travel(datetime.fromisoformat(TESTS_AT).replace(tzinfo=UTC), tick=True):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals() -> None:
+    """Whoever starts tests in the background (`nohup make test &`) has SIGINT ignored, and every program would inherit that."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def mid_month() -> Iterator[None]:
+    """The clock of this process stands on a morning far from any month's end, and goes on from there."""
+    with time_machine.travel(datetime(2026, 3, 18, 10, 0, tzinfo=UTC), tick=True):
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

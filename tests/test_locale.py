@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from gettext import GNUTranslations
 from io import BytesIO
 from pathlib import Path
@@ -115,3 +116,41 @@ def test_the_compiler_writes_what_gettext_reads() -> None:
     text += 'msgid "one"\nmsgid_plural "many"\nmsgstr[0] "n"\n'
     words = GNUTranslations(BytesIO(mo_bytes(po_read(text))))
     assert (words.gettext("a"), words.pgettext("c", "a"), words.ngettext("one", "many", 5)) == ('x"y', "z", "n")
+
+
+def _at_import(tree: ast.Module) -> Iterator[ast.Call]:
+    """Calls that translate while their module is imported, in whatever language that happens in."""
+    eager = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "django.utils.translation"
+        for alias in node.names
+        if alias.name in ("gettext", "ngettext", "pgettext", "npgettext")
+    }
+
+    def look(node: ast.AST) -> Iterator[ast.Call]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Lambda):
+                continue
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                # Its body runs later; its defaults and decorators don't.
+                for early in (*child.decorator_list, *child.args.defaults, *filter(None, child.args.kw_defaults)):
+                    yield from look(ast.Expression(early))
+                continue
+            if isinstance(child, ast.Call) and getattr(child.func, "id", "") in eager:
+                yield child
+            yield from look(child)
+
+    return look(tree)
+
+
+def test_nothing_is_translated_at_import() -> None:
+    eager = ast.parse('from django.utils.translation import gettext as _\nclass A:\n    said = {"x": _("word")}\n')
+    assert len(list(_at_import(eager))) == 1
+    found = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for room in ("jobs", "nodes", "quotas", "nebulagrid")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for call in _at_import(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert found == []

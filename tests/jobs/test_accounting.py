@@ -123,6 +123,7 @@ def test_a_job_that_dies_early_is_charged_what_it_ran_not_what_it_asked_for() ->
     assert LedgerEntry.objects.get().gpu_seconds == 600
 
 
+@pytest.mark.usefixtures("mid_month")
 def test_a_requeued_job_is_charged_for_both_laps_and_counts_as_one_finished_job() -> None:
     lab = Lab()
     node = lab.node("n1", 24564)

@@ -315,6 +315,7 @@ def test_the_chosen_theme_is_there_before_any_script(client: Client, told: Any) 
     assert '<html lang="en">' in page(client, user_make())
 
 
+@pytest.mark.usefixtures("mid_month")
 def test_times_are_in_the_readers_zone(client: Client, told: Any) -> None:
     def zone_told(user: Any) -> str:
         job_make(user)

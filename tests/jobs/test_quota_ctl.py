@@ -72,6 +72,7 @@ def nebula(lin: User, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     return run
 
 
+@pytest.mark.usefixtures("mid_month")
 def test_limits_are_shown_and_more_is_asked_for(nebula: Callable[..., Any], lin: User, settings: Any) -> None:
     settings.INSTALLATION_ZONE = "Asia/Shanghai"
     code, out, _err = nebula("quota", "show")

@@ -47,6 +47,7 @@ def asked(by: User, **more: Any) -> QuotaRequest:
     return request_make(**{"by": by, "what": "gpu_hours", "amount": 10, "why": WHY, "now": timezone.now(), **more})
 
 
+@pytest.mark.usefixtures("mid_month")
 def test_the_page_says_what_is_used_and_when_it_starts_anew_in_the_zone_that_decides(lin: User, settings: Any) -> None:
     settings.INSTALLATION_ZONE = "Asia/Shanghai"
     Quota.objects.filter(user=lin).update(max_cards=4, held_cards=1, model_caps={"a100": 2})
