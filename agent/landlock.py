@@ -66,16 +66,17 @@ def _ruleset(fs: int, scoped: int, *, abi: int) -> int:
     return _call(_CREATE, ctypes.byref(attributes), ctypes.c_size_t(size), ctypes.c_uint32(0))
 
 
-def _restrict(ruleset: int) -> None:
+def enter(ruleset: int) -> None:
+    """For this process and all that come from it, for good."""
     try:
         _call(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     finally:
         os.close(ruleset)
 
 
-def enter_scope() -> None:
+def scope_only() -> int:
     """A domain of one's own that handles no file: no signal leaves it, and nobody in it can trace a process outside. Version 6."""
-    _restrict(_ruleset(0, _SCOPE_SIGNAL, abi=6))
+    return _ruleset(0, _SCOPE_SIGNAL, abi=6)
 
 
 def rights_of(abi: int) -> int:
@@ -83,8 +84,8 @@ def rights_of(abi: int) -> int:
     return _FIRST | (REFER if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0)
 
 
-def enter_files(plan: dict[str, Any], *, output: int | None) -> None:
-    """Everything but the hidden folders, code read-only, the rank's own folders whole."""
+def files_list(plan: dict[str, Any], *, output: int | None) -> int:
+    """A domain with rights on files: everything but the hidden folders, code read-only, the rank's own folders whole."""
     abi: int = plan["abi"]
     rights = rights_of(abi)
     ruleset = _ruleset(rights, _SCOPE_SIGNAL if plan["scope"] else 0, abi=abi)
@@ -96,7 +97,7 @@ def enter_files(plan: dict[str, Any], *, output: int | None) -> None:
     if output is not None:
         # Programs open it anew by /dev/stdout.
         _add(ruleset, output, rights & _OF_FILES)
-    _restrict(ruleset)
+    return ruleset
 
 
 def _parents(path: str) -> list[str]:

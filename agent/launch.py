@@ -129,7 +129,7 @@ def _prepare_and_exec(
     # 4. What it is closed in, and its identity.
     closed_by = order.get("sandbox")
     try:
-        sandbox.enter_as_root(closed_by)
+        prepared = sandbox.prepare(closed_by, output=output)
     except OSError as error:
         raise LaunchFailed("internal", f"The program could not be closed off: {error.strerror}") from error
     env: dict[str, str] = dict(order["env"])
@@ -146,7 +146,7 @@ def _prepare_and_exec(
                 env[name] = value  # not the agent's own
     procs.prctl(procs.PR_SET_NO_NEW_PRIVS, 1)
     try:
-        sandbox.enter(closed_by, output=output)
+        sandbox.enter(closed_by, prepared)
     except OSError as error:
         raise LaunchFailed("internal", f"The program could not be closed off: {error.strerror}") from error
     # 5. Surroundings.

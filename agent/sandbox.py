@@ -62,15 +62,23 @@ def plan_of_rank(base: dict[str, Any], *, keep: Iterable[str], files: Iterable[s
     return {**base, "keep": list(keep), "files": list(files)}
 
 
-def enter_as_root(plan: dict[str, Any] | None) -> None:
-    """The part that needs the privileges of a root agent; before the change of account. Raises OSError."""
-    if plan is not None and plan["kind"] == "mounts" and not plan["userns"]:
+def prepare(plan: dict[str, Any] | None, *, output: int | None = None) -> int | None:
+    """The part before the change of account: root may do and see more. ``output``: the file that the program prints to.
+
+    What it returns is for `enter`. Raises OSError."""
+    if plan is None:
+        return None
+    if plan["kind"] == "mounts" and not plan["userns"]:
         _check(_libc.unshare(_CLONE_NEWNS), "mount namespace")
         _mounts(plan)
+    if plan["kind"] == "landlock":
+        # Listed before, because the account may pass through folders that it can't list.
+        return landlock.files_list(plan, output=output)
+    return None
 
 
-def enter(plan: dict[str, Any] | None, *, output: int | None = None) -> None:
-    """The rest, as the account of the program, after PR_SET_NO_NEW_PRIVS. ``output``: the file that it prints to. Raises OSError."""
+def enter(plan: dict[str, Any] | None, prepared: int | None) -> None:
+    """The rest, as the account of the program, after PR_SET_NO_NEW_PRIVS. Raises OSError."""
     if plan is None or plan["kind"] == "none":
         return
     if plan["kind"] == "mounts" and plan["userns"]:
@@ -82,10 +90,10 @@ def enter(plan: dict[str, Any] | None, *, output: int | None = None) -> None:
         _put("/proc/self/uid_map", f"{uid} {uid} 1")
         _put("/proc/self/gid_map", f"{gid} {gid} 1")
         _mounts(plan)
-    if plan["kind"] == "landlock":
-        landlock.enter_files(plan, output=output)
+    if prepared is not None:
+        landlock.enter(prepared)
     elif plan["scope"]:
-        landlock.enter_scope()
+        landlock.enter(landlock.scope_only())
 
 
 def _put(path: str, text: str) -> None:

@@ -229,10 +229,10 @@ def _ask(function: Any) -> tuple[int, str]:
 
 def _doors(plan: dict[str, Any], uid: int, gid: int, *, canaries: Sequence[str], theirs: str, own: str, victim: int) -> set[str]:
     # 1. As a shim does it.
-    sandbox.enter_as_root(plan)
+    prepared = sandbox.prepare(plan)
     _become(uid, gid)
     procs.prctl(procs.PR_SET_NO_NEW_PRIVS, 1)
-    sandbox.enter(plan)
+    sandbox.enter(plan, prepared)
     # 2. What a job must be able to do.
     os.close(os.open(f"{own}/file", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     # 3. What it must not.

@@ -253,6 +253,7 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_program_that_can_not_be_closed_in_is_not_started",
                 "test_a_folder_that_appears_under_a_hidden_parent_stays_hidden",
             ),
+            "attack/test_shared_account.py": ("test_a_job_reaches_exactly_what_its_node_reports",),
             "agent/test_jobdir.py": (
                 "test_it_lies_beside_the_agents_data_and_is_the_jobs_alone",
                 "test_links_in_the_place_of_the_folder_or_the_one_above_lead_nowhere",

@@ -122,12 +122,16 @@ PEOPLE = ("agent", "zygote", "shim", "other", "other's shim")
 
 
 class Site:
-    """An installation under one account: data of a control plane, an agent within it, and the ranks of that agent."""
+    """An installation: data of a control plane, an agent within it, and the ranks of that agent.
 
-    def __init__(self, folder: Path, mask: str) -> None:
+    ``job_account`` None = all of it, jobs included, under this process's account."""
+
+    python = sys.executable
+
+    def __init__(self, folder: Path, mask: str, *, job_account: str | None = None) -> None:
         self.data, self.agent, self.people = folder / "grid", folder / "grid" / "agent", folder / "people"
-        for path in (self.data / "run", self.agent, self.people):
-            path.mkdir(parents=True, mode=0o700)
+        for path in (self.data, self.data / "run", self.agent, self.people):
+            path.mkdir(mode=0o700)
         self.files = {name: self.data / name for name in CONTROL} | {name: self.agent / name for name in (*AGENT, *SPARE)}
         for name, path in self.files.items():
             path.write_text(f"canary of {name}")
@@ -143,10 +147,12 @@ class Site:
             agent_id="n",
             jobs_dir=folder / "grid-jobs" / "agent",
             hidden_dirs=(self.data, folder / "grid-jobs"),
+            identity="same" if job_account is None else "shared",
+            job_account=job_account,
         )
         (folder / "grid-jobs").mkdir()
         self.found: Isolation = isolation_find(config, {"HOME": str(self.people), MASK_VARIABLE: mask})
-        self.lab = Lab(self.agent, jobs_dir=config.jobs_dir, closed_by=self.found.finding.plan)
+        self.lab = Lab(self.agent, jobs_dir=config.jobs_dir, closed_by=self.found.finding.plan, job_account=job_account)
 
     def _terminal(self) -> Path:
         folder = Path(f"/tmp/tmux-{os.geteuid()}")
@@ -219,7 +225,7 @@ def attack(site: Site) -> dict[str, str]:
         "memory": secretdir.top_path(secretdir.MEMORY),
         "same_namespace": site.found.info.sandbox != "mounts",
     }
-    rank = site.job("2.1.0", sys.executable, "-I", str(program), json.dumps(told))
+    rank = site.job("2.1.0", site.python, "-I", str(program), json.dumps(told))
     site.lab.end(rank)
     text = site.lab.text(rank)
     result = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
