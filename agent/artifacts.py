@@ -27,6 +27,9 @@ log = logging.getLogger("nebula-agent")
 MAX_BYTES = 1024**3
 MAX_FILES = 1000
 MAX_TRIES = 6
+#: While the control plane's disk is full it says when to come again, half a minute later each time: about an hour of that.
+FULL_TRIES = 120
+INSUFFICIENT_STORAGE = 507
 PIECE = 256 * 1024
 RETRY_S = (1.0, 60.0)
 
@@ -114,8 +117,8 @@ class ArtifactUploader:
 
     def _one(self, client: Client, rank: RankId, folder: int, name: str, owner: int) -> bool:
         """Upload one file with retries. False: the control plane takes nothing more of this rank."""
-        retry_s = RETRY_S[0]
-        for attempt in range(MAX_TRIES):
+        retry_s, left, full_left = RETRY_S[0], MAX_TRIES, FULL_TRIES
+        while True:
             wait_s = random.uniform(0.1, retry_s)
             try:
                 answer = self._send(client, rank, folder, name, owner)
@@ -131,11 +134,16 @@ class ArtifactUploader:
                     log.warning("Artefact %r of rank %s was refused: %d %s", name, rank, answer.status, answer.error_text())
                     return True
                 wait_s = answer.retry_after_s if answer.retry_after_s is not None else wait_s
-            if attempt + 1 < MAX_TRIES and self._stopping.wait(wait_s):
+                if answer.status == INSUFFICIENT_STORAGE and full_left:
+                    # Its disk is full: somebody has to make room, which takes longer than a restart.
+                    full_left, left = full_left - 1, left + 1
+            left -= 1
+            if left <= 0:
+                log.warning("Artefact %r of rank %s was not taken after %d tries; giving up.", name, rank, MAX_TRIES)
+                return True
+            if self._stopping.wait(wait_s):
                 return False
             retry_s = min(RETRY_S[1], retry_s * 2)
-        log.warning("Artefact %r of rank %s was not taken after %d tries; giving up.", name, rank, MAX_TRIES)
-        return True
 
     @staticmethod
     def _send(client: Client, rank: RankId, folder: int, name: str, owner: int) -> Answer | None:

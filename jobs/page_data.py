@@ -201,6 +201,18 @@ def job_events(job: Job) -> QuerySet[JobEvent]:
     return JobEvent.objects.filter(job=job).select_related("by").order_by("-id")
 
 
+def command_text(argv: Sequence[str], *, most: int = 2000) -> str:
+    """The command as a shell takes it, cut after ``most`` characters: of a hundred thousand words the first few are quoted."""
+    words: list[str] = []
+    length = 0
+    for word in argv:
+        words.append(shlex.quote(word[: most + 1]))
+        length += len(words[-1]) + 1
+        if length > most:
+            break
+    return " ".join(words)[:most]
+
+
 def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
     """Everything of the page's living parts, as the user sees it; ``job`` loaded by ``jobs_with_places``. Seven queries, one more for
     another's job, 20 more while it waits."""
@@ -217,7 +229,7 @@ def job_page(job: Job, user: User, *, now: datetime) -> dict[str, Any]:
         "job": job,
         "state": state_of(job),
         "asks": ask_text(job),
-        "command": shlex.join(job.argv)[:2000],
+        "command": command_text(job.argv),
         "attempt": current,
         "attempts": attempts,
         "ranks": ranks,

@@ -25,7 +25,8 @@ function sequenceEnd(text, from) {
   if ("]PX^_".includes(kind)) {
     for (let at = from + 2; at < text.length; at += 1) {
       if (text[at] === "\u0007") return at + 1;
-      if (text[at] === "\u001b" && text[at + 1] === "\\") return at + 2;
+      // Another sequence ends this one: else text that begins them again and again would be read to its end for each.
+      if (text[at] === "\u001b") return at + 1 < text.length ? at + (text[at + 1] === "\\" ? 2 : 0) : -1;
     }
     return -1;
   }

@@ -128,6 +128,19 @@ def test_one_refused_file_does_not_keep_the_others(uploading: Uploading) -> None
     assert uploading.upload() == {"b": b"2"}
 
 
+def test_a_full_disk_of_the_control_plane_is_waited_for_longer_than_a_restart(uploading: Uploading) -> None:
+    uploading.plane.failures.append(Failure("/api/agent/v1/artifacts/", 507, artifacts_module.MAX_TRIES + 4, retry_after="0"))
+    uploading.folder.joinpath("a").write_bytes(b"1")
+    assert uploading.upload() == {"a": b"1"}
+
+
+def test_a_disk_that_stays_full_is_given_up_on_too(uploading: Uploading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts_module, "FULL_TRIES", 3)
+    uploading.plane.failures.append(Failure("/api/agent/v1/artifacts/", 507, 10**6, retry_after="0"))
+    uploading.folder.joinpath("a").write_bytes(b"1")
+    assert uploading.upload() == {}
+
+
 def test_it_gives_up_in_the_end(uploading: Uploading, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts_module, "RETRY_S", (0.0, 0.0))
     uploading.plane.failures.append(Failure("/api/agent/v1/artifacts/", 500, 10**6, retry_after="0"))

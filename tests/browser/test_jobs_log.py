@@ -107,6 +107,7 @@ def test_colours_progress_bars_and_signs(page: Page, client: NebulaClient) -> No
         (["\033[5Cx"], [[("     x", "")]]),
         (["\033[999999999Cx\n"], None),
         (["a" * 20_000], None),
+        (["\033]0;cut off\033[31mred\033[0m \033]" + "\033]" * 50_000 + "\007end"], [[("red", "a-r"), (" end", "")]]),
         (["\033]8;;never closed " + "x" * 9000 + "\nnext\n"], None),
     ],
     ids=lambda value: repr(value)[:40],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytest_django.fixtures import Settings
 
 from jobs import logs
 from jobs.models import Artifact, Job, JobEvent, Rank, Slice
+from jobs.page_data import command_text
 from quotas.models import User
 from tests.factories import attempt_make, gpu_make, job_make, node_make, project_make, user_make
 
@@ -454,3 +456,14 @@ def test_what_is_not_possible_is_said(lin: User) -> None:
     answer = client.post(f"/jobs/{over.pk}/hold/", headers=HTMX)
     assert answer.headers["HX-Retarget"] == "#dialog"
     assert "can&#x27;t be held" in answer.content.decode()
+
+
+def test_of_a_command_of_very_many_words_only_what_is_shown_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    quoted: list[str] = []
+    monkeypatch.setattr("jobs.page_data.shlex.quote", lambda word: quoted.append(word) or word)
+    shown = command_text(["w"] * 60_000 + ["x" * 100_000])
+    assert shown == ("w " * 1000)[:2000]
+    assert len(quoted) <= 1001
+    assert len(command_text(["x" * 100_000])) == 2000
+    monkeypatch.undo()
+    assert command_text(["sh", "-c", "echo 'a b'"]) == shlex.join(["sh", "-c", "echo 'a b'"])
