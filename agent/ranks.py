@@ -105,7 +105,9 @@ class RankProcesses:
         half = _half_of_all_pids()
         self._pids_max = min(filter(None, (pids_max, half)), default=None)
         self._memory_mib = memory_mib
-        self.jobs_dir = Path(jobdir.root_beside(str(data.absolute()))) if jobs_dir is None else jobs_dir.absolute()
+        wanted = jobs_dir.absolute() if jobs_dir is not None else Path(jobdir.root_beside(str(data.absolute())))
+        # A sandbox covers folders by the names that no link leads through.
+        self.jobs_dir = Path(os.path.realpath(wanted.parent), wanted.name)
         jobdir.root_make(str(self.jobs_dir), is_root=os.geteuid() == 0)
         self._places = tuple(places)
         self._job_account, self._closed_by = job_account, dict(closed_by) if closed_by is not None else None

@@ -367,6 +367,35 @@ def test_a_mapped_user_has_that_users_home() -> None:
     assert "TMPDIR" not in env
 
 
+def test_one_account_for_all_jobs_has_its_own_home_too() -> None:
+    spec = RankSpec(job=1, index=0, argv=("true",))
+    env = environment(
+        rank="1.1.0", spec=spec, gpus=CARDS, cuda_visible="index", artifacts="/a", job_account="root", agent_env={"HOME": "/agents"}
+    )
+    assert (env["HOME"], env["USER"]) == ("/root", "root")
+
+
+def test_temporary_files_go_to_the_jobs_own_folder_unless_it_names_another() -> None:
+    def env(temporary: str | None, **own: str) -> dict[str, str]:
+        spec = RankSpec(job=1, index=0, argv=("true",), env=own)
+        return environment(
+            rank="1.1.0", spec=spec, gpus=(), cuda_visible="index", artifacts="/a", temporary=temporary, agent_env={"TMPDIR": "/agents"}
+        )
+
+    assert (env("/jobs/1.1.0/tmp")["TMPDIR"], env("/jobs/1.1.0/tmp")["TMUX_TMPDIR"]) == ("/jobs/1.1.0/tmp", "/jobs/1.1.0/tmp")
+    assert env("/jobs/1.1.0/tmp", TMPDIR="/scratch")["TMPDIR"] == "/scratch"
+    assert env(None)["TMPDIR"] == "/agents"
+
+
+def test_folders_of_jobs_and_folders_to_hide_count_from_the_files_own_place(tmp_path: Path) -> None:
+    lab = {"endpoint": "https://lab.example", "node_id": 7}
+    path = config_file(tmp_path, **lab, identity="shared", job_account="nebula-job", jobs_dir="scratch", hidden_dirs="/srv/grid:data")
+    config = config_load(path, {})
+    assert (config.identity, config.job_account, config.jobs_dir) == ("shared", "nebula-job", tmp_path / "scratch")
+    assert config.hidden_dirs == (Path("/srv/grid"), tmp_path / "data")
+    assert config_load(config_file(tmp_path, **lab), {}).hidden_dirs == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [

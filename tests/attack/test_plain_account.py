@@ -303,6 +303,56 @@ def test_what_jobs_need_works(site: Site) -> None:
     assert [line for line in lines if line != "no sessions"] == said, site.lab.text(rank)
 
 
+NESTED = "echo in; mount -t tmpfs none /mnt && touch /mnt/x && ls /mnt"
+TRACE = """
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+assert libc.ptrace(16, child, None, None) == 0, "attach to a child"
+os.waitpid(child, 0)
+open(f"/proc/{child}/environ").close()
+os.kill(child, 9)
+print("traced")
+"""
+
+
+def test_a_job_may_look_at_its_own_processes(site: Site) -> None:
+    """Debuggers, MPI between the processes of a job, and profilers do."""
+    rank = site.job("1.1.0", site.python, "-I", "-c", TRACE)
+    site.lab.end(rank)
+    assert site.lab.text(rank) == "traced\n"
+
+
+@pytest.mark.parametrize("site", ["", "landlock"], indirect=True)
+def test_a_job_may_make_a_sandbox_of_its_own(site: Site) -> None:
+    rank = site.job("1.1.0", "unshare", "--user", "--map-root-user", "--mount", "sh", "-c", NESTED)
+    site.lab.end(rank)
+    assert site.lab.text(rank).split() == ["in", "x"]
+
+
+def test_a_way_with_links_in_it_leads_to_the_same_place(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="attack-"))
+    (folder / "real").mkdir()
+    (folder / "link").symlink_to(folder / "real")
+    site = Site(folder / "link", "")
+    try:
+        rank = site.job(
+            "1.1.0",
+            "sh",
+            "-c",
+            'touch "$NEBULA_ARTIFACTS/made" "$NEBULA_ARTIFACTS/../tmp/made"; cat "$0" || echo closed',
+            str(site.files["cli.json"]),
+        )
+        site.lab.end(rank)
+        assert site.lab.text(rank).endswith("closed\n")
+        assert (site.lab.ranks.artifacts_dir(rank) / "made").exists()
+    finally:
+        site.close()
+        shutil.rmtree(folder)
+
+
 @pytest.mark.parametrize("site", [""], indirect=True)
 def test_a_program_that_can_not_be_closed_in_is_not_started(site: Site) -> None:
     # A file: no folder can be put over it.
