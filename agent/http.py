@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -154,7 +154,7 @@ class HttpClient:
         self,
         endpoint: Endpoint,
         *,
-        authorization: str | None = None,
+        authorization: str | Callable[[], str] | None = None,
         ca_file: str | None = None,
         pin_sha256: str | None = None,
         timeout_s: float = 10.0,
@@ -194,7 +194,7 @@ class HttpClient:
         """
         headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": "nebula-agent"}
         if self._authorization:
-            headers["Authorization"] = self._authorization
+            headers["Authorization"] = self._authorization if isinstance(self._authorization, str) else self._authorization()
         if length is not None:
             headers["Content-Length"] = str(length)
         may_repeat = body is None or isinstance(body, bytes)

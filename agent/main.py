@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.config import BACKENDS, Config, ConfigError, config_load, config_path, config_text, file_write_private, values_read
-from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, authorization, credential_read, endpoint_parse
+from agent.credential import Credential
+from agent.http import Endpoint, EndpointError, HttpClient, Unreachable, endpoint_parse
 
 if TYPE_CHECKING:
     from agent.isolation import Isolation
@@ -141,7 +142,7 @@ def shared_name(config: Config) -> str:
     return f"{config.installation or name_of(config.data_dir)}-{config.agent_id}"
 
 
-def _run(config: Config, credential: str, processes: Any, boot_id: str, isolation: Isolation) -> int:
+def _run(config: Config, credential: Credential, processes: Any, boot_id: str, isolation: Isolation) -> int:
     from agent.isolation import isolation_lines
     from agent.runner import Runner
 
@@ -160,8 +161,9 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str, isolatio
         store=store,
         processes=processes,
         probe=probe,
-        connect=lambda: _client(config, authorization(config.node_id, credential)),
+        connect=lambda: _client(config, lambda: credential.header),
         listener=_listener(config, credential),
+        credential=credential,
         has_cgroups=processes.layout.kind != "none",
         isolation=replace(isolation.info, limits=processes.layout.limits()),
     )
@@ -171,7 +173,7 @@ def _run(config: Config, credential: str, processes: Any, boot_id: str, isolatio
         store.close()
 
 
-def _report(config: Config, credential: str) -> int:
+def _report(config: Config, credential: Credential) -> int:
     """The agent of a node that only reports."""
     from agent.reporter import Reporter
 
@@ -189,8 +191,9 @@ def _report(config: Config, credential: str) -> int:
         version=agent_version(),
         store=store,
         probe=probe,
-        client=_client(config, authorization(config.node_id, credential)),
+        client=_client(config, lambda: credential.header),
         listener=_listener(config, credential),
+        credential=credential,
         extra_advice=_windows_advice if os.name == "nt" else tuple,
     )
     try:
@@ -240,7 +243,7 @@ def _probe(config: Config) -> tuple[Probe, str]:
     return InlineProbe(simulated), backend
 
 
-def _client(config: Config, auth: str | None) -> HttpClient:
+def _client(config: Config, auth: Callable[[], str] | None) -> HttpClient:
     return HttpClient(
         config.endpoint,
         authorization=auth,
@@ -249,13 +252,13 @@ def _client(config: Config, auth: str | None) -> HttpClient:
     )
 
 
-def _listener(config: Config, credential: str) -> Callable[[Callable[[], None]], Listener]:
+def _listener(config: Config, credential: Credential) -> Callable[[Callable[[], None]], Listener]:
     def make(wake: Callable[[], None]) -> Listener:
         from agent.ws import Listener
 
         return Listener(
             config.endpoint,
-            authorization=authorization(config.node_id, credential),
+            authorization=lambda: credential.header,
             wake=wake,
             ca_file=str(config.ca_file) if config.ca_file else None,
             pin_sha256=config.pin_sha256,
@@ -271,9 +274,9 @@ def _config(args: argparse.Namespace) -> Config:
         raise Quit(str(error)) from error
 
 
-def _credential(config: Config) -> str:
+def _credential(config: Config) -> Credential:
     try:
-        return credential_read(str(config.credential_file))
+        return Credential(config.credential_file, config.node_id)
     except EndpointError as error:
         raise Quit(str(error)) from error
 

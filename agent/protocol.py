@@ -486,6 +486,7 @@ class Orders(Message):
     commands: tuple[Command, ...] = ()
     want_inventory: bool = False  # the server has none of this session: send it with the next sync
     ask: RestoreAsk | None = None
+    credential_due: bool = False  # the node's credential is old: exchange it (CredentialRequest)
     columns: bool = False  # this control plane reads the statuses of cards as columns
 
 
@@ -500,6 +501,15 @@ class EnrolRequest(Message):
     hostname: str
     name: str | None = None  # wanted node name; the token may fix it
     agent_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CredentialRequest(Message):
+    """``POST /api/agent/v1/credential``, shown with the present credential: the hash of the one that follows. The present one is good until
+    the new one was used. ``session`` is the node's: a stolen credential alone exchanges nothing."""
+
+    session: str
+    credential_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

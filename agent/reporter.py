@@ -20,6 +20,7 @@ from typing import Any
 from agent.backends.base import Cards, HardwareEvent
 from agent.cards import HealthDesk, SteadyAdvice, node_facts, power_headroom_pct, status_text
 from agent.config import Config
+from agent.credential import Credential
 from agent.hardware import Hardware
 from agent.hostload import HostLoad
 from agent.http import HttpClient
@@ -60,6 +61,7 @@ class Reporter:
         probe: Probe,
         client: HttpClient,
         listener: Callable[[Callable[[], None]], Listener] | None = None,
+        credential: Credential | None = None,
         extra_advice: Callable[[], tuple[str, ...]] = tuple,
         rng: random.Random | None = None,
     ) -> None:
@@ -82,7 +84,9 @@ class Reporter:
         self._stopping = False
         self._exit_code = EXIT_OK
         now = time.monotonic()
-        self._line = SyncLine(config=config, client=client, rng=rng or random.Random(), first_at=now + FIRST_SAMPLE_WAIT_S)
+        self._line = SyncLine(
+            config=config, client=client, rng=rng or random.Random(), first_at=now + FIRST_SAMPLE_WAIT_S, credential=credential
+        )
         self._synced_at = now - COALESCE_S
         self._listener = listener(self._nudge) if listener is not None else None
 
@@ -201,6 +205,8 @@ class Reporter:
             self._inventory_sent, self._dirty = None, True
         self._health.taken(request.health, time.monotonic())
         self._store.events_ack({*orders.ack_eids, *self._line.events.taken(request)})
+        if orders.credential_due and not self._stopping:
+            self._line.credential_exchange(self._session)
         self._store.results_ack(result.cid for result in request.results)
         self._dirty |= bool(orders.ack_eids) and bool(self._store.events(1))  # more are waiting
         for wish in orders.desired:

@@ -24,6 +24,7 @@ from agent.backends.base import Cards, HardwareEvent
 from agent.cards import HealthDesk, SteadyAdvice, node_facts, power_headroom_pct
 from agent.commands import CommandRunner
 from agent.config import Config
+from agent.credential import Credential
 from agent.desk import RankDesk
 from agent.hardware import Hardware
 from agent.hostload import HostLoad
@@ -63,6 +64,7 @@ class Runner:
         connect: Callable[[], HttpClient],
         listener: Callable[[Callable[[], None]], Listener] | None,
         has_cgroups: bool = True,
+        credential: Credential | None = None,
         isolation: IsolationInfo | None = None,
         give_up_s: float = 60.0,
         rng: random.Random | None = None,
@@ -117,7 +119,7 @@ class Runner:
         self._exit_code = EXIT_OK
 
         now = time.monotonic()
-        self._line = SyncLine(config=config, client=connect(), rng=self._rng, first_at=now + FIRST_SAMPLE_WAIT_S)
+        self._line = SyncLine(config=config, client=connect(), rng=self._rng, first_at=now + FIRST_SAMPLE_WAIT_S, credential=credential)
         self._sync_started = now - COALESCE_S
         self._dirty = False
         self._began_at = float("inf")
@@ -342,6 +344,8 @@ class Runner:
             self._inventory_sent = None
             self._dirty = True
         self._dirty |= bool(orders.ack_eids) and bool(self._store.events(1))  # more are waiting
+        if orders.credential_due and not final:
+            self._line.credential_exchange(self._session)
         if not final:
             self._desk.apply({d.rank: d for d in orders.desired}, sent_boot=sent_boot)
             self._run_commands(orders)

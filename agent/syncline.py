@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.config import Config
+from agent.credential import Credential
 from agent.http import Answer, HttpClient, Unreachable
-from agent.protocol import Orders, ProtocolError, SyncRequest
+from agent.protocol import CredentialRequest, Orders, ProtocolError, SyncRequest
 
 log = logging.getLogger("nebula-agent")
 
@@ -22,6 +23,7 @@ FINAL_TIMEOUT_S = 3.0
 RETRY_S = (1.0, 60.0)
 REFUSED_S = (30.0, 60.0)
 EVENTS_A_SYNC = 200
+EXCHANGE_AGAIN_S = 3600.0
 NOT_UNDERSTOOD = (400, 413, 422)
 
 
@@ -56,8 +58,11 @@ class EventWindow:
 class SyncLine:
     """One per agent; only the loop's thread uses it. Times are of the monotonic clock unless said otherwise."""
 
-    def __init__(self, *, config: Config, client: HttpClient, rng: random.Random, first_at: float) -> None:
-        self._config, self._client, self._rng = config, client, rng
+    def __init__(
+        self, *, config: Config, client: HttpClient, rng: random.Random, first_at: float, credential: Credential | None = None
+    ) -> None:
+        self._config, self._client, self._rng, self._credential = config, client, rng, credential
+        self._exchange_at = 0.0  # not before this
         self.next_at = first_at
         self.retry_at = 0.0  # not before this, whatever happens
         self.answered_at: float | None = None  # Unix time, for `status`
@@ -91,6 +96,8 @@ class SyncLine:
         self._columns = orders.columns
         if self.trouble is not None or self.answered_at is None:
             log.info("In touch with %s.", self._config.endpoint.url)
+        if self.trouble is not None and self._credential is not None:
+            self._credential.taken()
         self.trouble, self._retry_s, self.retry_at = None, RETRY_S[0], 0.0
         self.answered_at = time.time()
         self.next_at = time.monotonic() + max(0.05, orders.next_in_s) * self._rng.uniform(0.9, 1.05)
@@ -107,6 +114,8 @@ class SyncLine:
                 self._config.node_id,
                 text,
             )
+        elif answer.status == 401 and self._credential is not None and self._credential.refused():
+            self._later(f"the control plane does not take this node's credential ({text}); trying the one of before", None)
         elif answer.status == 401:
             self._later(
                 f"the control plane does not take this node's credential ({text}); run `nebula-agent enroll` with a new token",
@@ -132,6 +141,22 @@ class SyncLine:
         wait_s = wait_s if wait_s is not None else self._rng.uniform(RETRY_S[0], max(RETRY_S[0], self._retry_s))
         self.retry_at = self.next_at = time.monotonic() + wait_s
         self._retry_s = min(RETRY_S[1], self._retry_s * 2)
+
+    def credential_exchange(self, session: str) -> None:
+        """Exchange the node's credential for a new one. Blocks for SYNC_TIMEOUT_S at most; what fails is tried again in an hour."""
+        if self._credential is None or time.monotonic() < self._exchange_at:
+            return
+        self._exchange_at = time.monotonic() + EXCHANGE_AGAIN_S
+        try:
+            request = CredentialRequest(session=session, credential_sha256=self._credential.exchange_begin())
+            answer = self._client.request_json("POST", "/api/agent/v1/credential", request.to_json(), timeout_s=SYNC_TIMEOUT_S)
+            if answer.status == 200:
+                self._credential.exchange_end()
+                return
+            why = f"{answer.status} {answer.error_text()}"
+        except (OSError, Unreachable) as error:
+            why = str(error)
+        log.warning("This node's credential was not exchanged: %s.", why.rstrip("."))
 
     def status(self) -> dict[str, Any]:
         return {"endpoint": self._config.endpoint.url, "answered_at": self.answered_at, "trouble": self.trouble}

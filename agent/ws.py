@@ -23,7 +23,13 @@ class Listener:
     """One thread that waits on the socket; ``wake`` is called from it."""
 
     def __init__(
-        self, endpoint: Endpoint, *, authorization: str, wake: Callable[[], None], ca_file: str | None = None, pin_sha256: str | None = None
+        self,
+        endpoint: Endpoint,
+        *,
+        authorization: str | Callable[[], str],
+        wake: Callable[[], None],
+        ca_file: str | None = None,
+        pin_sha256: str | None = None,
     ) -> None:
         scheme = "wss" if endpoint.tls else "ws"
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
@@ -69,11 +75,10 @@ class Listener:
 
         # Opened by ourselves: the certificate, its pin included, is checked before the credential is sent.
         sock = socket_open(self._endpoint, context=self._context, pin_sha256=self._pin)
+        shown = self._authorization if isinstance(self._authorization, str) else self._authorization()
         try:
             sock.settimeout(10)
-            connection = create_connection(
-                self._url, timeout=10, header=[f"Authorization: {self._authorization}"], socket=sock, suppress_origin=True
-            )
+            connection = create_connection(self._url, timeout=10, header=[f"Authorization: {shown}"], socket=sock, suppress_origin=True)
         except BaseException:
             sock.close()
             raise

@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from django.views.decorators.csrf import csrf_exempt
 
-from agent.protocol import EnrolRequest, LogAnswer, Orders, ProtocolError, SyncRequest, json_read, rank_parts
+from agent.protocol import CredentialRequest, EnrolRequest, LogAnswer, Orders, ProtocolError, SyncRequest, json_read, rank_parts
 from jobs import logs
 from jobs.job_secrets import masks_of, results_masked
 from jobs.lifecycle import RankState
@@ -28,7 +28,7 @@ from jobs.services.files import LOG_ALWAYS, log_cut
 from jobs.services.observe import Applied, ForeignRank, node_holds_jobs, ranks_of
 from jobs.services.restore import restore_sync
 from nodes import live
-from nodes.auth import node_authenticate
+from nodes.auth import credential_is_due, credential_next, node_authenticate
 from nodes.doubts import doubt
 from nodes.models import Node, NodeState
 from nodes.services import NodeSync, node_enrol, node_heard, node_ready, node_sync
@@ -143,9 +143,24 @@ def sync(request: HttpRequest, *, node: Node) -> HttpResponse:
         commands=tuple(seen.commands),
         want_inventory=seen.want_inventory,
         ask=applied.ask,
+        credential_due=credential_is_due(node, now=now),
         columns=True,
     )
     return JsonResponse(orders.to_json())
+
+
+@agent_view("POST")
+def credential(request: HttpRequest, *, node: Node) -> HttpResponse:
+    """The node's next credential, by its hash. The present one is good until the new one was used."""
+    try:
+        wanted = CredentialRequest.from_json(json_read(request.body))
+    except ProtocolError as error:
+        return refuse(400, "invalid", str(error)[:300])
+    if wanted.session != node.session:
+        return refuse(409, "superseded_session", REFUSALS["superseded_session"])
+    if not credential_next(node=node, sha256=wanted.credential_sha256):
+        return refuse(400, "invalid", "credential_sha256 must be 64 hexadecimal digits in lower case.")
+    return JsonResponse({})
 
 
 def _sync_apply(node: Node, message: SyncRequest, *, now: datetime, peer: str) -> tuple[NodeSync, Applied]:

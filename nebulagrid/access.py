@@ -291,6 +291,7 @@ GET          anyone  -             read    any    docs
 AGENTS = """
 # methods    who     object        route below api/agent/v1/
 POST         anyone  -             enroll
+POST         node    -             credential
 POST         node    -             sync
 PUT          node    node.own      logs/<str:rank>
 PUT          node    node.own      artifacts/<str:rank>/<str:name>

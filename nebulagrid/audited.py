@@ -82,6 +82,7 @@ project.changed,member.added,member.changed,member.removed POST projects/<slug:n
 password.changed                         POST           accounts/password/reset/key/(?P<uidb36>[0-9A-Za-z]+)-(?P<key>.+)/$
 admin.added,admin.changed,admin.deleted  POST           admin/*
 node.enrolled                            POST           api/agent/v1/enroll
+-agent                                   POST           api/agent/v1/credential
 -agent                                   POST           api/agent/v1/sync
 -agent                                   PUT            api/agent/v1/logs/<str:rank>
 -agent                                   PUT            api/agent/v1/artifacts/<str:rank>/<str:name>

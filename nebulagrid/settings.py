@@ -371,6 +371,7 @@ UNIX_PREFIX = signin.unix_prefix_from(env)
 ALLOW_UNISOLATED = env_bool("ALLOW_UNISOLATED", False)
 SECRETS_ON_SHARED_NODES = env_bool("SECRETS_ON_SHARED_NODES", False)
 CONFIRM_INVENTORY = env_bool("CONFIRM_INVENTORY", False)
+CREDENTIAL_DAYS = env_int("CREDENTIAL_DAYS", 30)  # 0 = never
 
 # --- Words, time, files ---------------------------------------------------------------------------------------
 LANGUAGE_CODE = "en"

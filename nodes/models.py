@@ -63,6 +63,10 @@ class Node(models.Model):
     state_at = models.DateTimeField(_("state since"), default=timezone.now)
     # NULL, not "", for a node without one: it must be unique among those that have it.
     credential_sha256 = models.CharField(max_length=64, unique=True, null=True, editable=False)  # noqa: DJ001
+    # The one that its agent has made and not used yet, and the one of before: whoever shows that one later has stolen it.
+    next_credential_sha256 = models.CharField(max_length=64, blank=True, default="", editable=False)
+    past_credential_sha256 = models.CharField(max_length=64, blank=True, default="", editable=False)
+    credential_at = models.DateTimeField(null=True, editable=False)  # since when the present one is good
     session = models.CharField(_("agent session"), max_length=40, blank=True)
     past_sessions = models.JSONField(default=list, editable=False)
     # SHA-256 of the secret that the agent of this session keeps in its store: its successor knows it (nodes/sessions.py).

@@ -119,7 +119,9 @@ def _node_reenrol(node: Node, *, credential: str, now: datetime) -> None:
     # The boot id is forgotten: it may be another machine, and "another boot id" would then prove nothing about the old one.
     node.credential_sha256, node.boot_id, node.inventory_sha256 = credential_sha256(credential), "", ""
     node.state, node.state_at, node.claim = NodeState.ENROLLING, now, None
-    node.save(update_fields=("credential_sha256", "boot_id", "inventory_sha256", "state", "state_at", "claim"))
+    node.next_credential_sha256, node.past_credential_sha256, node.credential_at = "", "", now
+    credentials = ("next_credential_sha256", "past_credential_sha256", "credential_at")
+    node.save(update_fields=(*credentials, "credential_sha256", "boot_id", "inventory_sha256", "state", "state_at", "claim"))
 
 
 def _is_heard(node: Node, *, now: datetime) -> bool:
@@ -146,6 +148,7 @@ def _node_create(name: str, *, request: EnrolRequest, credential: str, now: date
                     hostname=text_clean(request.hostname)[:253],
                     agent_version=text_clean(request.agent_version or "")[:40],
                     credential_sha256=credential_sha256(credential),
+                    credential_at=now,
                     state_at=now,
                     created_at=now,
                 )
@@ -217,7 +220,7 @@ def node_retire(*, node: Node, by: AbstractBaseUser | None, now: datetime | None
     if (
         Node.objects.filter(pk=node.pk)
         .exclude(state=NodeState.RETIRED)
-        .update(state=NodeState.RETIRED, state_at=now, credential_sha256=None)
+        .update(state=NodeState.RETIRED, state_at=now, credential_sha256=None, next_credential_sha256="", past_credential_sha256="")
     ):
         log.info("node %s retired by %s", node.name, by)
         audit(by, "node.retired", f"node {node.name}", now=now)

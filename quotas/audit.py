@@ -71,6 +71,7 @@ ACTIONS: dict[str, str] = {
     "node.resumed": gettext_noop("node resumed"),
     "node.labelled": gettext_noop("node labelled"),
     "node.inventory_confirmed": gettext_noop("cards of a node confirmed"),
+    "node.credential": gettext_noop("credential of a node exchanged"),
     "node.session_confirmed": gettext_noop("new agent of a node confirmed"),
     "node.retired": gettext_noop("node retired"),
     "node.lost": gettext_noop("node declared lost"),

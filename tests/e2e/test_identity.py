@@ -134,6 +134,12 @@ def test_a_copied_agent_is_refused_and_told_of_and_the_true_one_never_notices(tm
         grid.kill("agent")
         wait_for(lambda: client.node_get(node["name"])["claim"] is None, what="the true agent is back")
         assert time.monotonic() - began < 60
+        # It exchanges a credential that is old, and goes on without a gap: what was copied is worth nothing then.
+        grid.manage("shell", "-c", "from nodes.models import Node; Node.objects.update(credential_at=None)")
+        wait_for(lambda: Path(credential + ".previous").exists(), what="the credential is exchanged")
+        ticks = log_of(client, job["id"]).count("tick")
+        wait_for(lambda: log_of(client, job["id"]).count("tick") > ticks + 20, what="output goes on with the new one")
+        assert (copy / "agent.credential").read_bytes() != Path(credential).read_bytes()
         stop.touch()
         assert client.wait(job["id"])["state"] == "SUCCEEDED"
         assert invariants(grid) == []
