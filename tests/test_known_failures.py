@@ -557,6 +557,8 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         "what is written while a node is cut off is dropped",
         {
             "agent/test_runner.py": ("test_output_of_a_rank_that_was_given_up_arrives_before_it_is_removed",),
+            "agent/test_sessions.py": ("test_being_cut_off_is_said_as_it_goes_on_less_and_less_often",),
+            "e2e/test_partition.py": ("test_a_job_that_was_cut_off_for_longer_than_its_lease_goes_on_elsewhere_and_its_output_is_kept",),
             "jobs/test_agent_api.py": ("test_late_output_of_a_lost_rank_is_kept",),
             "jobs/test_logs.py": ("test_late_output_goes_on_behind_the_line_that_closed_the_log",),
         },
