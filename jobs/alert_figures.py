@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Count, Min, Q
 
 from jobs.counts import pass_counts
@@ -16,6 +17,7 @@ from jobs.scheduler.reasons import QUOTA_EXCEEDED
 from jobs.services.faults import card_holders
 from nodes import telemetry
 from nodes.alert_metrics import Figures, Pool
+from quotas.disk_state import disk_states
 
 PASSES_KEY = "nebula:alerts:pass"
 #: Attempts that ended in this time are counted, if there were enough of them to tell anything.
@@ -37,8 +39,17 @@ def figures(pool: Pool, now: float) -> tuple[Figures, dict[tuple[str, str], dict
         "over_request_pct": _over_request(pool, now, names),
         "launch_failed_pct": {"pool": _launches(at)},
         "pass_late_s": {"pool": _pass_late(now)},
+        "control_disk": {"pool": _control_disk(names)},
     }
     return found, names
+
+
+def _control_disk(names: dict[tuple[str, str], dict[str, Any]]) -> float:
+    """0, 1 = room gets low, 2 = nothing more is taken. The one with the least room is named."""
+    worst = min(disk_states(), key=lambda state: (not state.is_full, state.disk.free_mib))
+    facts = {"disk": worst.disk.folder, "free_mib": worst.disk.free_mib, "floor_mib": settings.DISK_FLOOR_MIB}
+    names["control_disk", "pool"] = facts
+    return 2.0 if worst.is_full else 1.0 if worst.is_low else 0.0
 
 
 def _waits(at: datetime, names: dict[tuple[str, str], dict[str, Any]]) -> dict[str, float | None]:

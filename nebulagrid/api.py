@@ -33,6 +33,7 @@ from jobs import refusals
 from jobs.errors import BadRequest, NeverFits
 from nebulagrid.missing import missing_text
 from nebulagrid.wire import TooLarge
+from quotas.disk_state import disk_full, disk_states
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,9 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> Response 
         # The database is away or busy beyond its time-out: nothing was done, the client may repeat.
         log.exception("the database did not answer")
         set_rollback()
+        if (full := disk_full(fresh=True)) is not None:
+            refusal = full.refusal()
+            return Response(error_body(refusal.code, refusal.message), status=refusal.http_status, headers={"Retry-After": "60"})
         body = error_body("database_away", _("The database does not answer; try again in a moment."))
         return Response(body, status=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "2"})
     if not isinstance(error, exceptions.APIException):
@@ -158,10 +162,13 @@ def handler500(request: HttpRequest) -> HttpResponse:
 
 
 def _database_away(request: HttpRequest) -> HttpResponse:
-    message = _("The database does not answer; try again in a moment.")
-    status, headers = HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "2"}
+    code, message = "database_away", _("The database does not answer; try again in a moment.")
+    status, headers = int(HTTPStatus.SERVICE_UNAVAILABLE), {"Retry-After": "2"}
+    if (full := disk_full(fresh=True)) is not None:
+        refusal = full.refusal()
+        code, message, status, headers = refusal.code, refusal.message, refusal.http_status, {"Retry-After": "60"}
     if request.path.startswith(API_PREFIX):
-        return JsonResponse(error_body("database_away", message), status=status, headers=headers)
+        return JsonResponse(error_body(code, message), status=status, headers=headers)
     words = {"title": _("Not available now"), "message": message}
     return HttpResponse(render_to_string("errors/500.html", words), status=status, headers=headers)
 
@@ -220,10 +227,22 @@ def _redis_state() -> str:
 
 
 def healthz(request: HttpRequest) -> JsonResponse:
-    """200 while the database answers; Redis carries hints only, so without it the service is still up."""
+    """200 while the database answers and the disks take files; Redis carries hints only, so without it the service is still up.
+
+    A full disk is named by what is on it, not by its path: anybody may ask."""
     database, hints = _database_state(), _redis_state()
-    status = HTTPStatus.OK if database == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
-    body = {"status": "ok" if database == "ok" else "unavailable", "database": database, "redis": hints}
+    full = [state.place for state in disk_states() if state.is_full]
+    status = HTTPStatus.OK
+    if database != "ok":
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+    elif full:
+        status = HTTPStatus.INSUFFICIENT_STORAGE
+    body = {
+        "status": "ok" if status == HTTPStatus.OK else "unavailable",
+        "database": database,
+        "redis": hints,
+        "disk": f"full: {', '.join(full)}" if full else "ok",
+    }
     answer = JsonResponse(body, status=status)
     answer["Cache-Control"] = "no-store"
     return answer

@@ -312,7 +312,8 @@ async def _healthz(host: str, port: int, *, tls: bool) -> bool:
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
                 writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                return (await reader.readline()).split()[1] == b"200"
+                # 507: its disk is full. It serves what can be read, and nothing gets better by keeping the others from starting.
+                return (await reader.readline()).split()[1] in (b"200", b"507")
             finally:
                 writer.close()
     return False

@@ -100,6 +100,11 @@ METRICS: Final[dict[str, Metric]] = {
             "Its page says what is wrong. With room on its disk it is back by itself; otherwise put it right and resume it."
         ),
     ),
+    "control_disk": Metric(
+        scope="pool", unit="", title=gettext_lazy("The control plane's disk is nearly full"),
+        sentence=gettext_lazy("{free_mib} MiB are free at {disk} of the control plane; below {floor_mib} MiB nothing new is taken."),
+        advice=gettext_lazy("Make room there, or let old output and files go sooner: /healthz fails and submits are refused meanwhile."),
+    ),
     "silent_nodes_pct": Metric(
         scope="pool", unit="%", title=gettext_lazy("Most nodes are silent"),
         sentence=gettext_lazy("{value} of the nodes are not heard of (limit {limit})."),

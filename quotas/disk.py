@@ -30,6 +30,9 @@ class DiskFull(DomainError):
             "The control plane's disk is full: {free_mib} MiB are free at {folder}, and {floor_mib} MiB always stay free. "
             "Ask the administrators to make room; nothing was taken."
         ),
+        "disk_unwritable": gettext_noop(
+            "The control plane can't write to its disk at {folder}: {problem}. Ask the administrators to look; nothing was taken."
+        ),
         "disk_files": gettext_noop(
             "The control plane's disk has no room for more files: {files} are left at {folder}, and {floor} always stay free. "
             "Ask the administrators to make room; nothing was taken."

@@ -515,6 +515,17 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F21": (
+        "the control plane's disk is full, and neither the health check nor a refusal says so",
+        {
+            "test_disk_state.py": (
+                "test_the_health_check_fails_and_names_the_full_disk_but_not_its_path",
+                "test_a_write_that_a_full_disk_refuses_is_answered_with_the_disk",
+                "test_a_disk_of_a_few_kib_is_full_and_well_again",
+                "test_the_alert_names_the_disk_with_its_numbers",
+            ),
+        },
+    ),
     "F25": (
         "a node's clock that is wrong lets a faulty job run on",
         {

@@ -199,13 +199,13 @@ def test_a_busy_database_is_a_503_that_says_when_to_come_back(lin: User, monkeyp
 
 def test_health_without_redis_is_still_health() -> None:
     answer = Client().get("/healthz")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "database": "ok", "redis": "away"})
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "database": "ok", "redis": "away", "disk": "ok"})
 
 
 @pytest.mark.redis
 def test_health_with_all_parts(redis_url: str, settings: Settings) -> None:
     settings.LIVE_REDIS_URL = redis_url
-    assert Client().get("/healthz").json() == {"status": "ok", "database": "ok", "redis": "ok"}
+    assert Client().get("/healthz").json() == {"status": "ok", "database": "ok", "redis": "ok", "disk": "ok"}
 
 
 def test_health_without_a_database_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
