@@ -28,6 +28,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "identity": ("same", "shared", "mapped"),
     "mode": ("jobs", "metrics"),
     "driver_model": ("off", "read"),
+    "log_format": ("line", "json"),
     "make_accounts": ("no", "yes"),
 }
 _KEYS = (
@@ -54,6 +55,7 @@ _KEYS = (
     "power_feed_w",
     "mode",
     "driver_model",
+    "log_format",
     "pids_max",
     "memory_default_pct",
 )
@@ -91,6 +93,7 @@ class Config:
     ca_file: Path | None = None
     pin_sha256: str | None = None
     mode: Literal["jobs", "metrics"] = "jobs"  # metrics = nothing is launched here
+    log_format: Literal["line", "json"] = "line"  # json: one object a line, for machines that collect logs
     driver_model: Literal["off", "read"] = "off"  # whether Windows' driver model (WDDM, TCC) is asked for
     power_feed_w: int | None = None  # what the machine's power supplies give its cards together; None = the sum of the cards' limits
     pids_max: int = PIDS_MAX  # processes and threads of one rank
@@ -185,6 +188,7 @@ def config_load(path: Path, env: Mapping[str, str] = os.environ) -> Config:
         address=values.get("address") or None,
         mode=values.get("mode", "jobs"),
         driver_model=values.get("driver_model", "off"),
+        log_format=values.get("log_format", "line"),
         power_feed_w=whole.get("power_feed_w"),
         pids_max=whole.get("pids_max", PIDS_MAX),
         memory_default_pct=whole.get("memory_default_pct", MEMORY_DEFAULT_PCT),

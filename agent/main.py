@@ -60,7 +60,7 @@ def agent_version() -> str:
 def command_run(args: argparse.Namespace) -> int:
     """Run the agent in the foreground. Ranks outlive it."""
     config = _config(args)
-    _logging(args.verbose)
+    _logging(args.verbose, config.log_format)
     credential = _credential(config)
     _data_dir(config)
     lock = _lock(config)
@@ -326,12 +326,14 @@ def _lock_windows(path: Path) -> int:
     return fd
 
 
-def _logging(verbose: bool) -> None:
+def _logging(verbose: bool, log_format: str) -> None:
+    from agent.jsonlog import JsonLines
+
     # Under systemd the journal adds the time by itself.
     stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, format=f"{stamp}%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines("agent") if log_format == "json" else logging.Formatter(f"{stamp}%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     logging.getLogger("websocket").setLevel(logging.CRITICAL)
 
 

@@ -551,11 +551,17 @@ DEFAULT_STORAGE_MIB = env_int("DEFAULT_STORAGE_MIB", 102_400)  # of files and ou
 DEFAULT_ACTIVE_JOBS = env_int("DEFAULT_ACTIVE_JOBS", 2000)  # of a new user at once; 0 = no limit
 CURRENCY = env("CURRENCY", "USD")
 
+LOG_FORMAT = env("LOG_FORMAT", "line")
+if LOG_FORMAT not in ("line", "json"):
+    raise ImproperlyConfigured(f"NEBULA_LOG_FORMAT is {LOG_FORMAT!r}; expected line or json.")
 LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "formatters": {
+        "line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"},
+        "json": {"()": "agent.jsonlog.JsonLines"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": env("LOG_LEVEL", "INFO")},
     # A stranger's 404s are not worth a line each; errors are.
     "loggers": {"django.request": {"level": "ERROR"}, "httpx": {"level": "WARNING"}},

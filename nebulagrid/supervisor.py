@@ -332,8 +332,10 @@ class Supervisor:
         self._is_owing = False  # files that tell what runs could not be written
 
     def say(self, text: str, *, name: str = "up") -> None:
+        if not text.startswith("{"):  # a line of JSON says itself whose it is (NEBULA_LOG_FORMAT)
+            text = f"{name:<{self._width}} | {text}"
         with contextlib.suppress(OSError):  # the terminal went away
-            print(f"{name:<{self._width}} | {text}", flush=True)  # noqa: T201
+            print(text, flush=True)  # noqa: T201
 
     def files_write(self) -> None:
         """Number and start time of each child, for `leftovers_wait` of the next run, and a file with the number of each.
