@@ -311,6 +311,8 @@ class Node(TypedDict):
     labels: dict[str, str]
     last_seen_at: str | None
     advice: list[dict[str, Any]]
+    isolation: dict[str, Any] | None  # who jobs run as there and what they can reach; None = its agent does not tell
+    claim: dict[str, Any] | None  # another agent that asks to speak for it
     load_pct: float | None
     gpus: list[Gpu]
 

@@ -86,7 +86,7 @@ def _node_row(node: Node, found: tuple[int, cells.NodeRow] | None, picture: cell
 def _unisolated() -> str:
     """The banner about nodes that don't keep people's jobs apart. One query."""
     nodes = Node.objects.exclude(state__in=(NodeState.RETIRED, NodeState.ENROLLING)).filter(is_metrics_only=False).order_by("name")
-    told = nodes.exclude(isolation=None).values_list("name", "isolation")
+    told = nodes.filter(isolation__isnull=False).values_list("name", "isolation")
     return unisolated_text(name for name, isolation in told if is_ready(isolation) and not isolates_people(isolation))
 
 

@@ -27,6 +27,7 @@ from quotas.models import ApiToken, LedgerEntry, Membership, Project, Quota, Use
 from quotas.price_admin import PriceRowAdmin, StorageEntryAdmin
 from quotas.readonly_admin import ReadOnlyAdmin
 from quotas.request_admin import QuotaRequestAdmin, QuotaRequestEventAdmin
+from quotas.unix_accounts import UnixNameRefused, unix_name_check
 
 __all__ = [
     "PriceRowAdmin",
@@ -49,6 +50,16 @@ class PersonChangeForm(UserChangeForm):  # type: ignore[misc]
     class Meta:
         model = User
         fields = "__all__"
+
+    def clean_unix_name(self) -> str:
+        """The same rules as `manage.py users_map`, which alone lets several people share an account."""
+        name: str = self.cleaned_data["unix_name"]
+        if name and name != self.instance.unix_name:
+            try:
+                unix_name_check(self.instance, name)
+            except UnixNameRefused as error:
+                raise ValidationError(error.message) from error
+        return name
 
 
 class MembershipInline(TabularInline):  # type: ignore[misc]
@@ -82,6 +93,9 @@ class PersonAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc]
 
     def save_model(self, request: HttpRequest, obj: User, form: ModelForm[User], change: bool) -> None:
         obj.email = obj.email.lower()
+        if change and "unix_name" in form.changed_data:
+            obj.unix_uid = None  # of an account that was made up under another name
+            audit(request.user, "user.unix_name", f"user {obj.email}", {"unix_name": obj.unix_name, "how": "administration"})
         super().save_model(request, obj, form, change)
         if change and "is_active" in form.changed_data:
             audit(request.user, "user.switched_on" if obj.is_active else "user.switched_off", f"user {obj.email}")

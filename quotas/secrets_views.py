@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django import forms
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
@@ -52,6 +53,7 @@ def secret_list(request: HttpRequest) -> HttpResponse:
     # What was typed is not sent back, not even to who typed it.
     typed = {"name": form.data.get("name", ""), "project": form.data.get("project", "")} if form.is_bound else {}
     context = {"rows": rows, "projects": led, "form": form, "typed": typed}
+    context["shared_nodes"] = settings.SECRETS_ON_SHARED_NODES
     return render(request, "quotas/secrets.html", context, status=400 if request.method == "POST" else 200)
 
 

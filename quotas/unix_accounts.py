@@ -100,18 +100,23 @@ def _name_for(user: User) -> str:
     return next(name for n in range(len(names) + 2) if (name := base if n == 0 else f"{base}{n}") not in names)
 
 
+def unix_name_check(user: User, name: str, *, may_share: bool = False) -> None:
+    """Raises UnixNameRefused where this can't be the person's account."""
+    if not UNIX_NAME.fullmatch(name):
+        raise UnixNameRefused("unix_name_bad", params={"name": name[:60]})
+    if name in RESERVED:
+        raise UnixNameRefused("unix_name_reserved", params={"name": name})
+    other = User.objects.filter(unix_name=name).exclude(pk=user.pk).order_by("pk").first()
+    if other is not None and not may_share:
+        raise UnixNameRefused("unix_name_taken", params={"name": name, "other": other.email})
+
+
 def unix_name_set(user: User, name: str, *, by: User | None = None, how: str = "", may_share: bool = False) -> bool:
     """Name somebody's account, or take it away (""). False if that changes nothing. Raises UnixNameRefused."""
     if name == user.unix_name:
         return False
     if name:
-        if not UNIX_NAME.fullmatch(name):
-            raise UnixNameRefused("unix_name_bad", params={"name": name[:60]})
-        if name in RESERVED:
-            raise UnixNameRefused("unix_name_reserved", params={"name": name})
-        other = User.objects.filter(unix_name=name).exclude(pk=user.pk).order_by("pk").first()
-        if other is not None and not may_share:
-            raise UnixNameRefused("unix_name_taken", params={"name": name, "other": other.email})
+        unix_name_check(user, name, may_share=may_share)
     with transaction.atomic():
         audit(by, "user.unix_name", f"user {user.email}", {"unix_name": name, "before": user.unix_name, "how": how})
         User.objects.filter(pk=user.pk).update(unix_name=name, unix_uid=None)

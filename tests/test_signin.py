@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,14 @@ def directory(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         people = {"reader": "reads", "lin": "correct horse", "twin1": "twins", "twin2": "twins"}
         for name, secret in people.items():
             address = "twin@lab.example" if name.startswith("twin") else f"{name}@lab.example"
-            entry = {"userPassword": secret, "mail": address, "givenName": name.title(), "sn": "Wang", "objectClass": "person"}
+            entry = {
+                "userPassword": secret,
+                "mail": address,
+                "givenName": name.title(),
+                "sn": "Wang",
+                "objectClass": "person",
+                "uid": f"u{name}",
+            }
             found.strategy.add_entry(f"cn={name},dc=lab,dc=example", entry)
         plain = found.search
 
@@ -165,6 +173,40 @@ def test_who_is_in_the_directory_signs_in_and_gets_an_account(directory: list[st
 def test_others_do_not(directory: list[str], email: str, password: str) -> None:
     assert not sign_in(email, password)
     assert not User.objects.exists()
+
+
+@pytest.mark.django_db
+def test_the_directory_names_the_unix_account_where_an_attribute_is_set(directory: list[str], settings: Any) -> None:
+    assert sign_in("lin@lab.example", "correct horse")
+    assert User.objects.get().unix_name == ""
+    settings.LDAP = replace(settings.LDAP, unix_attribute="uid")
+    assert sign_in("lin@lab.example", "correct horse")
+    assert User.objects.get().unix_name == "ulin"
+    # Somebody else has it already: nobody gets into another one's account by a directory.
+    User.objects.update(unix_name="")
+    user_make("other@lab.example", unix_name="ulin")
+    assert sign_in("lin@lab.example", "correct horse")
+    assert User.objects.get(email="lin@lab.example").unix_name == ""
+
+
+@pytest.mark.parametrize("text", ["", "20000-29999", "1000-1000"])
+def test_a_range_of_accounts_is_read(text: str) -> None:
+    found = signin.unix_range_from(env({"UNIX_RANGE": text}))
+    assert (found is None) == (text == "")
+    assert found is None or (found.start >= 1000 and len(found) >= 1)
+
+
+@pytest.mark.parametrize("text", ["0-100", "999-2000", "20000", "30000-20000", "x-y", "-5-10", "20000-99999999999"])
+def test_a_range_that_holds_the_system_or_nothing_is_refused(text: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="NEBULA_UNIX_RANGE"):
+        signin.unix_range_from(env({"UNIX_RANGE": text}))
+
+
+@pytest.mark.parametrize(("name", "text"), [("UNIX_PREFIX", "Root"), ("UNIX_PREFIX", "x" * 13), ("LDAP_UNIX_ATTRIBUTE", "u id")])
+def test_names_that_can_not_be_are_refused(name: str, text: str) -> None:
+    read = signin.unix_prefix_from if name == "UNIX_PREFIX" else signin.ldap_from
+    with pytest.raises(ImproperlyConfigured, match=f"NEBULA_{name}"):
+        read(env(LDAP | {name: text}))
 
 
 @pytest.mark.django_db

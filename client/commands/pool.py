@@ -43,6 +43,7 @@ def node_list(is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
 
 def _marks(node: Any) -> str:
     marks = [mark for mark in node_marks(node) if mark != node["state"]]
+    marks += [word] if (word := isolation_word(node)) and word != _("jobs kept apart") else []
     advice = [safe(item.get("text") or item.get("code")) for item in node.get("advice") or []]
     if len(advice) == 1:
         marks.append(_("advice: {text}").format(text=advice[0]))
@@ -51,6 +52,20 @@ def _marks(node: Any) -> str:
             _("advice: {text} (and {count} more: node show {name})").format(text=advice[0], count=len(advice) - 1, name=node["name"])
         )
     return ", ".join(marks)
+
+
+def isolation_word(node: Any) -> str:
+    """What a job could reach there, in a word; empty where the control plane is of an older version, or no job comes there."""
+    if "isolation" not in node or node.get("metrics_only"):
+        return ""
+    told = node["isolation"]
+    if told is None:
+        return _("jobs not kept apart (not told)")
+    if not told["ready"]:
+        return _("starts no job ({problem})").format(problem=safe(told["problem"]))
+    if told["isolates_people"]:
+        return _("jobs kept apart")
+    return _("jobs not kept apart ({reach})").format(reach=safe(", ".join(told["open"])))
 
 
 def node_show(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption = None) -> None:
@@ -62,6 +77,7 @@ def node_show(name: NodeName, is_json: JsonFlag = False, profile: ProfileOption 
         (_("Host"), f"{node['hostname'] or '-'} ({node['address'] or '-'})"),
         (_("System"), known(node["os"])),
         (_("Agent"), known(node["agent_version"])),
+        (_("Jobs"), isolation_word(node) or "-"),
         (_("Driver / CUDA"), f"{known(node['driver_version'])} / {known(node['cuda_version'])}"),
         (_("CPU cores"), known(node["cpu_cores"])),
         (_("Memory"), gib(node["memory_mib"])),

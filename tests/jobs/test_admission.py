@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 
@@ -269,3 +270,17 @@ def test_one_account_for_two_people_is_said_aloud() -> None:
     with pytest.raises(UnixNameRefused):
         unix_name_set(ann, "lab")
     assert ran("ann@lab.example=lab", "--share").startswith("ann@lab.example\t- → lab")
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("ann", True), ("root", False), ("lin", False), ("A b", False), ("", True)])
+def test_the_administration_holds_the_same_rules(admin: User, name: str, is_taken: bool) -> None:
+    user_make("lin@lab.example", unix_name="lin")
+    ann = user_make("ann@lab.example", unix_name="before", unix_uid=20_000)
+    browser = Client()
+    browser.force_login(admin)
+    form = browser.get(f"/admin/quotas/user/{ann.pk}/change/").context["adminform"].form
+    fields = {key: value for key, value in form.initial.items() if value not in (None, False, [])}
+    fields |= {"last_login_0": "", "last_login_1": "", "unix_name": name}
+    assert browser.post(f"/admin/quotas/user/{ann.pk}/change/", fields).status_code == (302 if is_taken else 200)
+    ann.refresh_from_db()
+    assert (ann.unix_name, ann.unix_uid) == ((name, None) if is_taken else ("before", 20_000))
