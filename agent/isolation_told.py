@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from agent.config import ConfigError, config_load
-from agent.isolation import isolation_find
-from agent.isolation_words import PROBLEMS
+from agent.isolation import PROBLEMS, isolation_find
 
 
 def main(argv: list[str]) -> int:

@@ -104,6 +104,7 @@ def picture_read(*, now: float | None = None) -> Picture:
     gpu_rows: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row in (
         Gpu.objects.exclude(node__state=NodeState.RETIRED)
+        .exclude(state=GpuState.RETIRED)
         .order_by("index", "pk")
         .values_list(
             "node_id", "pk", "uuid", "index", "model", "total_mib", "state", "held_mib", "live_slices", "is_exclusive", "is_simulated"

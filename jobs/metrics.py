@@ -23,7 +23,7 @@ from nodes import telemetry
 from nodes.card_metrics import MIB, CardRow, NodeRow, card_labels, cards_lines, nodes_lines
 from nodes.doubts import doubts_counted
 from nodes.exposition import CONTENT_TYPE, histogram, labels, metric, numbers
-from nodes.models import Alert, Gpu, HealthEvent, Node, NodeState
+from nodes.models import Alert, Gpu, GpuState, HealthEvent, Node, NodeState
 from quotas.models import NoticeDelivery
 from quotas.throttles import peer_address
 
@@ -113,6 +113,7 @@ def _cards(nodes: list[Any], fresh: dict[int, telemetry.Latest], holders: Holder
     rows = [
         row
         for row in Gpu.objects.exclude(node__state=NodeState.RETIRED)
+        .exclude(state=GpuState.RETIRED)
         .order_by("node__name", "index", "pk")
         .values_list("pk", "node_id", "uuid", "index", "vendor", "model", "state", "total_mib", "held_mib", "live_slices", "health_score")
         if row[1] in names  # else it joined between the two queries

@@ -110,7 +110,7 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     """Its cards with who is on them, facts, advice, events; for staff the last commands. htmx gets the live part alone."""
     node = get_object_or_404(Node.objects.select_related("cordoned_by"), name=name)
     picture = cells.picture_latest()
-    gpus = list(node.gpus.order_by("index", "pk"))
+    gpus = list(node.gpus.exclude(state=GpuState.RETIRED).order_by("index", "pk"))
     user = cast(User, request.user)
     rows = cards_rows(gpus, picture, user=user)
     context = {

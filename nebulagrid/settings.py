@@ -518,6 +518,9 @@ HOT_MOVE_S = env_int("HOT_MOVE_S", 300)
 if HOT_MOVE_C and not 60 <= HOT_MOVE_C <= 110:
     raise ImproperlyConfigured(f"NEBULA_HOT_MOVE_C is {HOT_MOVE_C}; expected 0 (off) or 60 to 110 °C.")
 SHOW_CARD_USERS = env_bool("SHOW_CARD_USERS", False)  # to everybody who is signed in; staff always see them
+ECC_UNCORRECTED = env("ECC_UNCORRECTED", "suspect")
+if ECC_UNCORRECTED not in ("note", "suspect", "isolate"):
+    raise ImproperlyConfigured(f"NEBULA_ECC_UNCORRECTED is {ECC_UNCORRECTED!r}; expected note, suspect or isolate.")
 SLICE_EXCEEDED = env("SLICE_EXCEEDED", "stop")  # D25
 if SLICE_EXCEEDED not in ("stop", "warn"):
     raise ImproperlyConfigured(f"NEBULA_SLICE_EXCEEDED is {SLICE_EXCEEDED!r}; expected stop or warn.")

@@ -166,6 +166,7 @@ def pool_read() -> Pool:
     )
     rows = (
         Gpu.objects.filter(node__in=nodes)
+        .exclude(state=GpuState.RETIRED)
         .order_by()
         .values_list("pk", "node_id", "uuid", "index", "model", "total_mib", "live_slices", "state", "is_exclusive")
     )

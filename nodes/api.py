@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.shortcuts import get_object_or_404
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import generics, status
@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from nodes import services, telemetry
-from nodes.models import AgentCommand, Gpu, GpuLink, Node, NodeState
+from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.pool import pool_gpus, totals_of
 from nodes.serializers import (
     CommandRequest,
@@ -36,7 +36,7 @@ from nodes.slices import linked_by_nvlink, slices_of
 
 
 def _gpus_of(nodes: list[Node]) -> list[Gpu]:
-    return [gpu for node in nodes for gpu in node.gpus.all()]
+    return [gpu for node in nodes for gpu in node.gpus.all() if gpu.state != GpuState.RETIRED]
 
 
 def nodes_json(nodes: list[Node], user: Any) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def nodes_json(nodes: list[Node], user: Any) -> list[dict[str, Any]]:
     for link in GpuLink.objects.filter(a__node__in=nodes).select_related("a", "b").order_by("a__index", "b__index", "pk"):
         links[link.a.node_id].append(link)
     slices = slices_of(_gpus_of(nodes), user)
-    return [node_json(node, list(node.gpus.all()), latest, health, links[node.pk], told.get(node.pk), slices) for node in nodes]
+    return [node_json(node, _gpus_of([node]), latest, health, links[node.pk], told.get(node.pk), slices) for node in nodes]
 
 
 def node_find(name: str) -> Node:
@@ -197,7 +197,8 @@ class GpuListView(generics.GenericAPIView[Gpu]):
     """In a fixed order: by node, then by index."""
 
     def get_queryset(self) -> QuerySet[Gpu]:
-        found = Gpu.objects.exclude(node__state=NodeState.RETIRED).select_related("node").order_by("node__name", "index", "pk")
+        found = Gpu.objects.exclude(Q(node__state=NodeState.RETIRED) | Q(state=GpuState.RETIRED)).select_related("node")
+        found = found.order_by("node__name", "index", "pk")
         node = self.request.query_params.get("node")
         return found.filter(node__name=node) if node else found
 

@@ -123,7 +123,7 @@ def care_run(*, now: datetime, node: Node | None = None) -> int:
 
 
 def _send(gpu: Gpu, care: CardCare, *, now: datetime) -> bool:
-    if gpu.node.state not in (NodeState.READY, NodeState.RECOVERING) or gpu.state == GpuState.MISSING:
+    if gpu.node.state not in (NodeState.READY, NodeState.RECOVERING) or gpu.state in (GpuState.MISSING, GpuState.RETIRED):
         return False
     mib = _room(gpu, care)
     if mib is None:

@@ -22,6 +22,7 @@ EVENTS = {
     "card_health": gettext_lazy("The card's own health report changed."),
     "cooling": gettext_lazy("Hot and slow though little used: look at its cooling."),
     "memory_clock": gettext_lazy("Its memory clock stays low under load: switch persistence mode on (nvidia-smi -pm 1)."),
+    "memory_fault": gettext_lazy("Its memory is failing: errors that were not corrected, or no spare rows left."),
     "leak": gettext_lazy("Its memory use grows though no job asked for more."),
     "driver_mismatch": gettext_lazy("The NVIDIA driver and its library differ in version."),
     "lost": gettext_lazy("The card has fallen off the bus."),

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -196,8 +196,10 @@ def _xid_take(row: HealthEvent, gpu: Gpu, xid: int, history: _History, holders: 
     row.data = {**{k: v for k, v in row.data.items() if k not in ("job", "owner", "epoch", "last_at")}, **whose, "count": times}
     rule = history.rule(xid)
     verdict = judge_xid(rule, _seen(row), care.card_of(gpu), history.seen(gpu.pk))
-    if verdict.fails_job and culprit is not None:
+    if (verdict.fails_job or verdict.restarts_job) and culprit is not None:
         row.fails_job = culprit.job
+        if verdict.restarts_job:
+            row.data["restarts"] = True
     row.save()
     history.add(row)
     kernel = [*row.data.get("log", [])] if isinstance(row.data.get("log"), list) else []
@@ -218,9 +220,7 @@ def _lines(value: Any) -> list[str]:
 def _with_drill(verdict: Verdict, row: HealthEvent) -> Verdict:
     if not row.data.get("drill"):
         return verdict
-    return Verdict(
-        code=verdict.code, params={**verdict.params, "drill": True}, state=verdict.state, wants=verdict.wants, fails_job=verdict.fails_job
-    )
+    return replace(verdict, params={**verdict.params, "drill": True})
 
 
 def _is_telling(verdict: Verdict) -> bool:

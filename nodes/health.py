@@ -6,7 +6,7 @@ becomes SUSPECT for it only when ``OWNERS`` different people hit the same thing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -24,6 +24,7 @@ class Action(StrEnum):
 
     NOTE = "note"
     FAIL_JOB = "fail_job"
+    RESTART_JOB = "restart"
     TEST = "test"
     RESET = "reset"
     SUSPECT = "suspect"
@@ -64,7 +65,8 @@ class Verdict:
     params: dict[str, Any] = field(default_factory=dict)
     state: str | None = None
     wants: str | None = None
-    fails_job: bool = False
+    fails_job: bool = False  # the program's own doing: it ends
+    restarts_job: bool = False  # the card's doing: the program goes back to the queue
 
 
 def judge_xid(rule: Rule | None, seen: Seen, card: Card, past: Sequence[Seen] = ()) -> Verdict:
@@ -81,12 +83,19 @@ def judge_xid(rule: Rule | None, seen: Seen, card: Card, past: Sequence[Seen] = 
     match rule.action:
         case Action.FAIL_JOB:
             return replace(note, fails_job=True)
+        case Action.RESTART_JOB:
+            return replace(note, restarts_job=True, wants="reset")
         case Action.TEST:
             is_fresh = card.tested_at is not None and seen.at - card.tested_at < TEST_AGAIN_S
             return note if is_fresh else replace(note, wants="test")
         case Action.RESET:
             was_reset = card.reset_at is not None and seen.at - card.reset_at < rule.again_s
-            return note if was_reset else replace(note, wants="reset")
+            if rule.is_users:
+                return note if was_reset else replace(note, wants="reset")
+            # The card's own fault: nothing starts on it before the reset, and what a reset has not mended needs a person.
+            if was_reset:
+                return Verdict(code="xid_again", params={"xid": seen.xid, "within_s": round(rule.again_s)}, state=ISOLATED)
+            return replace(note, state=SUSPECT, wants="reset")
         case Action.SUSPECT if not again:
             return replace(note, state=SUSPECT, wants="test")
         case Action.SUSPECT:
@@ -118,6 +127,24 @@ def judge_kind(kind: str, card: Card) -> Verdict | None:
     if kind == "appeared" and card.state in (HEALTHY, SUSPECT):
         return Verdict(code="appeared", state=SUSPECT, wants="test")
     return None
+
+
+def judge_facts(facts: Mapping[str, Any], card: Card, *, uncorrected: str, since_reset: int = 0) -> Verdict | None:
+    """What the slow facts of a card mean; None = nothing. A card without spare memory rows is isolated whatever the setting.
+
+    ``uncorrected``: what memory errors that were not corrected bring about: note | suspect | isolate. ``since_reset``: how many of them
+    a passed self-test has answered already (drivers count them from one reset to the next).
+    """
+    if card.state not in (HEALTHY, SUSPECT):
+        return None
+    if facts.get("remap_failed"):
+        return Verdict(code="remap_failed", state=ISOLATED)
+    errors = facts.get("ecc_uncorrected")
+    if not isinstance(errors, int) or isinstance(errors, bool) or errors <= since_reset or uncorrected == Action.NOTE:
+        return None
+    if uncorrected == Action.ISOLATE:
+        return Verdict(code="ecc_uncorrected", params={"errors": errors}, state=ISOLATED)
+    return None if card.state == SUSPECT else Verdict(code="ecc_uncorrected", params={"errors": errors}, state=SUSPECT, wants="reset")
 
 
 # --- the self-test --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ class XidPolicy(models.Model):
     class Action(models.TextChoices):
         NOTE = "note", _("only note it")
         FAIL_JOB = "fail_job", _("the job fails, the card stays")
+        RESTART_JOB = "restart", _("the job goes back to the queue; one reset when idle")
         TEST = "test", _("self-test when idle")
         RESET = "reset", _("one reset when idle")
         SUSPECT = "suspect", _("no new work, self-test; isolate when it comes again")

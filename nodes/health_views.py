@@ -55,6 +55,7 @@ def card_actions(gpu: Gpu) -> list[dict[str, Any]]:
         GpuState.ISOLATED: ("selftest", "reset", "return"),
         GpuState.MAINTENANCE: ("reset", "return"),
         GpuState.MISSING: (),
+        GpuState.RETIRED: (),
     }
     needs_idle = {"reset", "maintain", "return"}
     return [

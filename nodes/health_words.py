@@ -15,6 +15,7 @@ XIDS = {
     31: gettext_lazy("GPU memory page fault"),
     43: gettext_lazy("GPU stopped processing"),
     45: gettext_lazy("Preemptive cleanup after an earlier error"),
+    46: gettext_lazy("GPU stopped processing"),
     48: gettext_lazy("Double-bit ECC error"),
     62: gettext_lazy("Internal micro-controller halt"),
     63: gettext_lazy("A memory row or page is to be taken out of use"),
@@ -28,6 +29,7 @@ XIDS = {
     119: gettext_lazy("GSP firmware does not answer"),
     120: gettext_lazy("GSP firmware error"),
     140: gettext_lazy("Unrecovered ECC error"),
+    143: gettext_lazy("GPU initialization failure"),
 }
 
 #: Why a card is in its state, and what an incident is about. ``%(xid)s`` where the code carries a number.
@@ -41,6 +43,10 @@ CAUSES = {
     "appeared": gettext_lazy("The card was gone and is seen again."),
     "unconfirmed": gettext_lazy("Its node tells of it anew: staff confirm it on the node's page first."),
     "test_failed": gettext_lazy("It failed its self-test."),
+    "remap_failed": gettext_lazy("Its spare memory rows are used up: have it replaced."),
+    "ecc_uncorrected": gettext_lazy("Its memory had errors that were not corrected."),
+    "replaced": gettext_lazy("Another card is in its slot."),
+    "new_card": gettext_lazy("New in its slot: not verified before it has passed a self-test."),
     "hot": gettext_lazy("It stayed too hot."),
     "cooled": gettext_lazy("It has cooled; a self-test brings it back."),
     "testing": gettext_lazy("A self-test runs; it is back in a moment."),

@@ -22,6 +22,8 @@ KINDS: dict[int, str] = dict.fromkeys((48, 63, 64, 94, 95), Incident.Kind.ECC) |
     79: Incident.Kind.LOSS,
 }
 CODE_KINDS = {
+    "remap_failed": Incident.Kind.ECC,
+    "ecc_uncorrected": Incident.Kind.ECC,
     "lost": Incident.Kind.LOSS,
     "missing": Incident.Kind.LOSS,
     "cooling": Incident.Kind.HEAT,
@@ -104,6 +106,15 @@ def incident_add(
         Incident.objects.filter(pk=incident.pk).exclude(phase=Incident.Phase.CLOSED).update(phase=phase, recovered_at=recovered_at)
         incident.phase, incident.recovered_at = phase, recovered_at
     live.publish("pool", {"incident": incident.pk})
+
+
+def incident_end(*, gpu_id: int, code: str, params: Mapping[str, Any], now: datetime) -> None:
+    """Close the card's incident, if it has one, with this as its last line: nothing is left that a person could look into."""
+    incident = incident_of(gpu_id)
+    if incident is not None and Incident.objects.filter(pk=incident.pk, closed_at=None).update(
+        phase=Incident.Phase.CLOSED, closed_at=now, recovered_at=None, review=code
+    ):
+        incident_add(incident, code=code, params=params, now=now)
 
 
 def incident_note(*, incident: Incident, text: str, by: AbstractBaseUser, now: datetime | None = None) -> None:

@@ -125,7 +125,7 @@ def node_findings(node: Node, *, now: datetime) -> list[Finding]:
     if node.cordoned:
         add("warn", "cordoned", why=node.cordon_reason)
     _of_host(node, now, add)
-    gpus = list(Gpu.objects.filter(node=node).order_by("index", "pk"))
+    gpus = list(Gpu.objects.filter(node=node).exclude(state=GpuState.RETIRED).order_by("index", "pk"))
     troubled = _of_cards(gpus, now, add)
     well = sum(gpu.pk not in troubled for gpu in gpus)
     if well:

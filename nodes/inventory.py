@@ -16,6 +16,8 @@ from django.db.models import Q
 
 from agent.protocol import CARDS_MOST, GpuInfo, Inventory, RdmaInfo
 from nodes.doubts import doubt
+from nodes.health_models import CardCare
+from nodes.incidents import incident_end
 from nodes.isolation import isolation_json
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.text import NAME, text_clean
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 #: Sizes that makers print on the box, in GiB (D1).
 BOX_GIB = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 141, 192)
 NOT_SEEN = "not_seen"
+#: Of a card whose slot has another one now, and of the one that came there.
+REPLACED, NEW_CARD = "replaced", "new_card"
 #: The state reason of a card that waits in maintenance until staff have confirmed what its node tells of it.
 UNCONFIRMED = "unconfirmed"
 #: No card and no machine has more: whoever tells so errs or lies.
@@ -160,6 +164,8 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime, must_confirm
             is_settled = False
         if gpu.state == GpuState.MISSING:
             changed |= {"state": _state_before(gpu.state_reason), "state_reason": "", "state_at": now}
+        elif gpu.state == GpuState.RETIRED:
+            changed |= {"state": GpuState.SUSPECT, "state_reason": NEW_CARD, "state_at": now}
         if waits and (is_new_here or changed.get("total_mib") is not None):
             changed |= waits
         if changed:
@@ -176,11 +182,44 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime, must_confirm
             else:
                 is_settled = False
     for gpu in rows.values():
-        if gpu.node_id == node.pk and gpu.uuid not in wanted and gpu.state != GpuState.MISSING:
+        if gpu.node_id == node.pk and gpu.uuid not in wanted and gpu.state not in (GpuState.MISSING, GpuState.RETIRED):
             # Compare-and-swap: an admin may have changed the state since we read it.
             reason = NOT_SEEN if gpu.state == GpuState.HEALTHY else f"{NOT_SEEN}:{gpu.state}"
-            Gpu.objects.filter(pk=gpu.pk, state=gpu.state).update(state=GpuState.MISSING, state_reason=reason, state_at=now)
+            if Gpu.objects.filter(pk=gpu.pk, state=gpu.state).update(state=GpuState.MISSING, state_reason=reason, state_at=now):
+                gpu.state = GpuState.MISSING
+    is_settled &= _replaced_retire(node, [gpu for gpu in rows.values() if gpu.node_id == node.pk], [gpu.uuid for gpu in new], now=now)
     return is_settled, cards
+
+
+def _replaced_retire(node: Node, known: list[Gpu], new: list[str], *, now: datetime) -> bool:
+    """A card that is new where another one was has replaced it: the old one is retired with its incident closed, and the new one gets no
+    work before it has passed a self-test. False while the old one still holds something: ask again later."""
+    missing = {slot: gpu for gpu in known if gpu.state == GpuState.MISSING and (slot := _slot(gpu)) is not None}
+    if not missing:
+        return True
+    is_settled = True
+    for gpu in Gpu.objects.filter(node=node).exclude(state__in=(GpuState.MISSING, GpuState.RETIRED)).order_by("pk"):
+        old = missing.get(slot) if (slot := _slot(gpu)) is not None else None
+        if old is None or old.pk > gpu.pk:
+            continue
+        if not Gpu.objects.filter(pk=old.pk, state=GpuState.MISSING, live_slices=0).update(
+            state=GpuState.RETIRED, state_reason=REPLACED, state_at=now
+        ):
+            is_settled = False
+            continue
+        GpuLink.objects.filter(Q(a=old) | Q(b=old)).delete()
+        log.warning("card %s of node %s is retired: %s is in its slot", old.uuid, node.name, gpu.uuid)
+        incident_end(gpu_id=old.pk, code=REPLACED, params={"uuid": gpu.uuid}, now=now)
+        if gpu.uuid in new and Gpu.objects.filter(pk=gpu.pk, state=GpuState.HEALTHY, live_slices=0).update(
+            state=GpuState.SUSPECT, state_reason=NEW_CARD, state_at=now
+        ):
+            CardCare.objects.update_or_create(gpu=gpu, defaults={"wants": "test", "tries": 0, "needs_human": False, "is_users": False})
+    return is_settled
+
+
+def _slot(gpu: Gpu) -> str | None:
+    """Where the card sits; of one machine, so that one agent has spelt all of them. None for a part of a card, and where it is not told."""
+    return None if gpu.parent else gpu.pci_bus_id.lower() or None
 
 
 def _gpu_facts(info: GpuInfo) -> dict[str, Any]:

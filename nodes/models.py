@@ -167,6 +167,7 @@ class GpuState(models.TextChoices):
     ISOLATED = "ISOLATED", _("isolated")
     MAINTENANCE = "MAINTENANCE", _("maintenance")
     MISSING = "MISSING", _("missing")
+    RETIRED = "RETIRED", _("retired")  # another card is in its slot: kept for the history of jobs, in no list
 
 
 class Gpu(models.Model):

@@ -100,6 +100,6 @@ def totals_of(cards: Iterable[CardUse]) -> Totals:
 
 def pool_gpus() -> list[tuple[Gpu, CardUse]]:
     """All cards of the nodes that have not left, each with its node. One query, one round trip to Redis."""
-    gpus = list(Gpu.objects.exclude(node__state=NodeState.RETIRED).select_related("node").order_by())
+    gpus = list(Gpu.objects.exclude(node__state=NodeState.RETIRED).exclude(state=GpuState.RETIRED).select_related("node").order_by())
     latest = telemetry.gpus_latest(gpus)
     return [(gpu, gpu_use(gpu, latest.get(gpu.pk))) for gpu in gpus]

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db.models import Max, Min
 
 from nodes import telemetry
-from nodes.models import Gpu, GpuSample, Level, Node, NodeSample, NodeState, PoolSample, RankSample
+from nodes.models import Gpu, GpuSample, GpuState, Level, Node, NodeSample, NodeState, PoolSample, RankSample
 from nodes.sample_models import Sample
 from nodes.sample_sql import rows_put, rows_roll
 
@@ -111,7 +111,7 @@ Cards = Mapping[int, Mapping[str, tuple[int, int | None, int, int]]]
 
 def _cards(nodes: list[int]) -> Cards:
     found: dict[int, dict[str, tuple[int, int | None, int, int]]] = {pk: {} for pk in nodes}
-    rows = Gpu.objects.exclude(node__state=NodeState.RETIRED).order_by()
+    rows = Gpu.objects.exclude(node__state=NodeState.RETIRED).exclude(state=GpuState.RETIRED).order_by()
     for node, uuid, *card in rows.values_list("node_id", "uuid", "pk", "total_mib", "held_mib", "live_slices"):
         if node in found:  # it joined between the two queries
             found[node][uuid] = (card[0], card[1], card[2], card[3])

@@ -38,6 +38,7 @@ GPU = {
     "ISOLATED": Look("bad", "octagon", pgettext_lazy("GPU", "Isolated")),
     "MAINTENANCE": Look("", "wrench", pgettext_lazy("GPU", "Maintenance")),
     "MISSING": Look("bad", "help", pgettext_lazy("GPU", "Missing"), True),
+    "RETIRED": Look("", "archive", pgettext_lazy("GPU", "Retired")),
 }
 NODE = {
     "ENROLLING": Look("info", "plus", pgettext_lazy("node", "Enrolling"), True),

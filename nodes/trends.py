@@ -17,10 +17,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from nodes import telemetry
+from nodes.doubts import SESSION
 from nodes.foreign import foreign_look
 from nodes.health import RUN, Figures, Trend, health_score, trend_next
 from nodes.hot import Reading, hot_look
-from nodes.models import Gpu, HealthEvent, Node, NodeState, XidPolicy
+from nodes.memory_faults import memory_look
+from nodes.models import Gpu, GpuState, HealthEvent, Node, NodeState, XidPolicy
 from nodes.text import json_clean
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,6 @@ log = logging.getLogger(__name__)
 TRENDS_KEY, TURN_KEY = "nebula:trends", "nebula:trends:turn"
 EVERY_S = 30
 WEEK = timedelta(days=7)
-#: What this room reports itself; an agent's session is a UUID.
-SESSION = "control-plane"
 
 
 def trends_tick(*, now: float) -> int:
@@ -42,7 +42,10 @@ def trends_tick(*, now: float) -> int:
     # A machine that only reports is its owner's: nothing there is foreign.
     pooled = {pk: name for pk, name, is_metrics_only in rows if not is_metrics_only}
     cards = list(
-        Gpu.objects.filter(node__in=nodes).order_by("pk").values_list("pk", "node_id", "uuid", "held_mib", "live_slices", "health_score")
+        Gpu.objects.filter(node__in=nodes)
+        .exclude(state=GpuState.RETIRED)
+        .order_by("pk")
+        .values_list("pk", "node_id", "uuid", "held_mib", "live_slices", "health_score")
     )
     latest = telemetry.nodes_latest(nodes)
     slow = telemetry.cards_health([(pk, node, uuid) for pk, node, uuid, *_ in cards])
@@ -74,6 +77,7 @@ def trends_tick(*, now: float) -> int:
     telemetry.hash_replace(TRENDS_KEY, before, kept)
     _scores_save(scores, now=now)
     hot_look(temps, now=now)
+    memory_look(slow, now=datetime.fromtimestamp(now, UTC))
     events += foreign_look(pooled, {uuid: pk for pk, node, uuid, *_ in cards if node in pooled}, now=now)
     _events_write(events, now=now)
     return len(events)

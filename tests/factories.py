@@ -86,8 +86,8 @@ def gpu_make(node: Node | None = None, *, index: int | None = None, mib: int | N
 
 def xid_rules_ship() -> None:
     """The rules that a migration ships: a test that empties the database takes them along."""
-    rules = importlib.import_module("nodes.migrations.0005_xid_rules")
-    rules.rules_ship(apps, None)
+    for name in ("0005_xid_rules", "0021_xid_rules_of_nvidias_catalogue"):
+        importlib.import_module(f"nodes.migrations.{name}").rules_ship(apps, None)
 
 
 def alert_rules_ship() -> None:

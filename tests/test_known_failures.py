@@ -526,6 +526,24 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F22": (
+        "a driver that lacks the newest version of one call shows no cards at all",
+        {
+            "agent/test_nvml.py": (
+                "test_an_older_driver_lists_processes_as_it_can_and_hides_no_card",
+                "test_a_system_that_lists_no_processes_says_none",
+            )
+        },
+    ),
+    "F23": (
+        'a driver\'s "unknown" becomes a figure',
+        {
+            "agent/test_backends.py": (
+                "test_what_drivers_say_for_unknown_is_a_value_of_no_field_and_is_counted",
+                "test_a_bus_id_sorts_by_number",
+            )
+        },
+    ),
     "F25": (
         "a node's clock that is wrong lets a faulty job run on",
         {
@@ -607,6 +625,30 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_profile_that_is_not_there_yet_or_our_own_is_written_where_it_is_wanted",
             ),
         },
+    ),
+    "F33": (
+        "a card that was replaced is missing for ever, and the new one gets work untested",
+        {
+            "nodes/test_inventory.py": (
+                "test_a_card_that_was_replaced_is_retired_and_the_new_one_waits_for_its_test",
+                "test_a_card_that_still_holds_something_is_not_retired_yet",
+            )
+        },
+    ),
+    "F34": (
+        "faults that NVIDIA has an action for are only noted, and memory that fails keeps getting work",
+        {
+            "nodes/test_health.py": ("test_what_one_xid_means_for_a_healthy_card", "test_what_a_cards_memory_means_by_policy"),
+            "nodes/test_trends.py": ("test_memory_errors_take_a_card_out_once_and_used_up_spare_rows_for_good",),
+            "jobs/test_faults.py": (
+                "test_a_94_stops_its_program_to_run_again_and_the_card_is_reset_when_it_is_idle",
+                "test_a_fault_that_wants_a_reset_keeps_new_work_away_until_then",
+            ),
+        },
+    ),
+    "F35": (
+        "tests depend on the day, the zone and the caller's signals; messages are translated at import",
+        {"test_locale.py": ("test_nothing_is_translated_at_import",)},
     ),
     "F36": (
         "a link into the submit form fills in nothing",

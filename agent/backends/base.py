@@ -164,6 +164,11 @@ INFO_LIMITS: dict[str, tuple[int, int]] = {
 }
 
 
+#: All bits set, in 32 and 64 bits, and the largest signed numbers: what drivers say for "I don't know". Where a field is signed they
+#: come out as -1, which a sensor that reads degrees could even mean; no card in a lab does.
+UNKNOWN = frozenset({-1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1})
+
+
 class Sanity:
     """Drops values that no card can have (util 200, -1, 2**32-1, a string) and counts them per field and per card."""
 
@@ -178,7 +183,7 @@ class Sanity:
         if value is None:
             return None
         low, high = limits[name]
-        if not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high:
+        if not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high and value not in UNKNOWN:
             return round(value)
         self.anomalies[name] = self.anomalies.get(name, 0) + 1
         self.by_card[uuid] = self.by_card.get(uuid, 0) + 1
@@ -228,17 +233,15 @@ def sane(status: GpuStatus, sanity: Sanity | None = None) -> GpuStatus:
 
 
 def bus_key(pci_bus_id: str) -> tuple[int, int, int, int]:
-    """``"00000000:3B:00.0"`` → (domain, bus, device, function), which sorts as CUDA_DEVICE_ORDER=PCI_BUS_ID does.
+    """``"00000000:3B:00.0"`` → (domain, bus, device, function), which sorts as CUDA_DEVICE_ORDER=PCI_BUS_ID does. Some drivers leave
+    out the domain, some the function.
 
     Raises ValueError when it is no PCI bus id.
     """
-    parts = pci_bus_id.replace(".", ":").split(":")
-    if len(parts) == 3:
-        parts.insert(0, "0")
-    if len(parts) != 4:
+    slot, (_, dot, function) = bus_slot(pci_bus_id), pci_bus_id.strip().partition(".")
+    if slot is None or not (dot or pci_bus_id.count(":") == 2):  # two numbers alone: nobody knows which
         raise ValueError(f"{pci_bus_id!r} is not a PCI bus id")
-    domain, bus, device, function = (int(p, 16) for p in parts)
-    return domain, bus, device, function
+    return *slot, int(function, 16) if dot else 0
 
 
 def bus_slot(text: str | None) -> tuple[int, int, int] | None:

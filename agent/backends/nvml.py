@@ -309,8 +309,8 @@ class NvmlBackend:
             if card.info.uuid in cut:
                 continue  # its processes are listed with its parts
             use[card.info.uuid] = self._process_use(nvml, card)
-            for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-                listed = nvml.ask_any(call, card.handle)
+            for kind in ("Compute", "Graphics"):
+                listed = nvml.processes(kind, card.handle)
                 if listed is None:
                     continue
                 tells = True

@@ -68,6 +68,8 @@ class Nvml:
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self._lost = (raw.NVML_ERROR_GPU_IS_LOST, raw.NVML_ERROR_RESET_REQUIRED)
+        # Raised instead of an NVMLError, and no kind of it, where the library lacks the newest version of a call.
+        self._older: type[Exception] = getattr(raw, "NVMLLibraryMismatchError", AttributeError)
 
     @classmethod
     def open(cls) -> Nvml:
@@ -91,8 +93,17 @@ class Nvml:
             if error.value in self._lost:
                 raise
             return None
-        except (UnicodeDecodeError, ValueError, AttributeError):
-            return None  # a name that is no text, or a pynvml that does not know the call
+        except (UnicodeDecodeError, ValueError, AttributeError, self._older):
+            return None  # a name that is no text, or a pynvml or a library that does not know the call
+
+    def processes(self, kind: str, handle: Any) -> list[Any] | None:
+        """The processes of a card, ``kind`` Compute or Graphics; None where it does not tell. Drivers before R510 know the
+        second version of the call only, which tells the same."""
+        for version in ("", "_v2"):
+            found: list[Any] | None = self.ask_any(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+            if found is not None:
+                return found
+        return None
 
     def ask_any(self, call: str, *args: Any) -> Any:
         """The same where a lost card is nothing special: None."""

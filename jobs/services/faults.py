@@ -26,7 +26,7 @@ MISSING_S = 15
 #: A program that ends with an error so soon after its card's fault ended because of it.
 BLAME_S = 120
 #: State reasons that name a fault of the card itself.
-CARD_FAULTS = ("xid:", "xid_again:", "lost", "test_failed", "not_seen", "hot")
+CARD_FAULTS = ("xid:", "xid_again:", "lost", "test_failed", "not_seen", "hot", "remap_failed", "ecc_uncorrected")
 
 
 def card_holders(gpu_ids: Iterable[int]) -> Mapping[int, Sequence[Holder]]:
@@ -75,7 +75,8 @@ def _fail(*, now: datetime, node: Node | None) -> list[int]:
             "node": event.node.name,
             "gpu": event.gpu.index if event.gpu is not None else None,
             "xid": event.data.get("xid"),
-            "cause": "program",
+            # Without a program to blame it is the card's fault, and the job goes on elsewhere.
+            **({} if event.data.get("restarts") else {"cause": "program"}),
         }
         running = Attempt.objects.filter(job=event.fails_job, ended_at__isnull=True)
         # The agent named the rank: its epoch says which attempt it was. Else it is the one that had begun by then.
@@ -105,4 +106,13 @@ def card_to_blame(attempt: Attempt, *, now: datetime) -> dict[str, Any] | None:
     for gpu in cards.select_related("node").distinct().order_by("pk"):
         if gpu.state_reason.startswith(CARD_FAULTS):
             return {"node": gpu.node.name, "gpu": gpu.index, "why": gpu.state_reason[:60]}
-    return None
+    return _contained_fault(attempt, since=since)
+
+
+def _contained_fault(attempt: Attempt, *, since: datetime) -> dict[str, Any] | None:
+    """A fault that took this job's program alone and left its card in service (XID 94). One query."""
+    found = HealthEvent.objects.filter(kind="xid", at__gte=since, gpu__slices__rank__attempt=attempt, data__restarts=True)
+    event = found.filter(data__job=attempt.job_id).select_related("node", "gpu").order_by("pk").first()
+    if event is None or event.gpu is None:
+        return None
+    return {"node": event.node.name, "gpu": event.gpu.index, "why": f"xid:{event.data.get('xid')}"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.backends.base import LIMITS, bus_key, sane
+from agent.backends.base import HEALTH_LIMITS, INFO_LIMITS, LIMITS, UNKNOWN, Sanity, bus_key, sane
 from agent.backends.nvml import nvml_present
 from agent.backends.simulated import SimulatedBackend
 from agent.probe import InlineProbe
@@ -33,6 +33,15 @@ def test_impossible_values_become_none(name: str, bad: int) -> None:
     assert getattr(sane(status), name) is None
 
 
+@pytest.mark.parametrize("bad", [*sorted(UNKNOWN), 9.2e18, float("nan"), float("inf"), True, "61"])
+def test_what_drivers_say_for_unknown_is_a_value_of_no_field_and_is_counted(bad: object) -> None:
+    for limits in (LIMITS, HEALTH_LIMITS, INFO_LIMITS):
+        for name in limits:
+            sanity = Sanity()
+            assert (name, sanity.value(name, bad, limits=limits, uuid="A")) == (name, None)
+            assert (sanity.anomalies, sanity.by_card) == ({name: 1}, {"A": 1})
+
+
 def test_the_limits_themselves_are_possible() -> None:
     for bounds in (0, 1):
         status = GpuStatus(uuid="A", **{name: limit[bounds] for name, limit in LIMITS.items()})  # type: ignore[arg-type]
@@ -41,7 +50,12 @@ def test_the_limits_themselves_are_possible() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("00000000:3B:00.0", (0, 0x3B, 0, 0)), ("0001:41:1f.7", (1, 0x41, 0x1F, 7)), ("3b:00.0", (0, 0x3B, 0, 0))],
+    [
+        ("00000000:3B:00.0", (0, 0x3B, 0, 0)),
+        ("0001:41:1f.7", (1, 0x41, 0x1F, 7)),
+        ("3b:00.0", (0, 0x3B, 0, 0)),
+        ("0000:3b:00", (0, 0x3B, 0, 0)),
+    ],
 )
 def test_a_bus_id_sorts_by_number(text: str, expected: tuple[int, int, int, int]) -> None:
     assert bus_key(text) == expected

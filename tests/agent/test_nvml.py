@@ -198,14 +198,28 @@ def test_the_use_of_a_process_is_its_mean_since_the_last_list(machine: Machine, 
     assert listed()[first, 12] is None
 
 
-def test_a_system_that_lists_no_processes_says_none(machine: Machine, backend: NvmlBackend) -> None:
+LISTS = [f"nvmlDeviceGet{kind}RunningProcesses_v{version}" for kind in ("Compute", "Graphics") for version in (3, 2)]
+
+
+@pytest.mark.parametrize("error", [NOT_SUPPORTED, FUNCTION_NOT_FOUND])
+def test_a_system_that_lists_no_processes_says_none(machine: Machine, backend: NvmlBackend, error: int) -> None:
     machine.card()
-    machine.say(
-        f"fail 0 nvmlDeviceGetComputeRunningProcesses_v3 {NOT_SUPPORTED}",
-        f"fail 0 nvmlDeviceGetGraphicsRunningProcesses_v3 {NOT_SUPPORTED}",
-    )
+    machine.say(*(f"fail 0 {call} {error}" for call in LISTS))
     backend.initialize()
     assert backend.get_process_list() is None
+    assert len(backend.inventory().gpus) == len(backend.get_status()) == 1
+
+
+@pytest.mark.parametrize("lacks", [[call for call in LISTS if call.endswith("_v3")], [LISTS[2]], [LISTS[2], LISTS[3]]])
+def test_an_older_driver_lists_processes_as_it_can_and_hides_no_card(machine: Machine, backend: NvmlBackend, lacks: list[str]) -> None:
+    """Before R510 there are no calls of the third version; some systems list no graphics at all."""
+    uuid = machine.card()
+    machine.say("proc 0 4101 1073741824", *(f"fail 0 {call} {FUNCTION_NOT_FOUND}" for call in lacks))
+    backend.initialize()
+    listed = backend.get_process_list()
+    assert listed is not None
+    assert [(p.uuid, p.pid, p.used_mib) for p in listed] == [(uuid, 4101, 1024)]
+    assert backend.get_status()[0].error is None
 
 
 @pytest.mark.parametrize(

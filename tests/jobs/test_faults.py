@@ -408,3 +408,43 @@ def test_a_31_of_an_earlier_attempt_stops_no_later_one(wire, gpu):
     of_nobody = AgentEvent(eid=2, kind="xid", gpu=gpu.uuid, at=clock - 600, data={"xid": 31})
     wire.sync(*wire.observed(), events=(named, of_nobody), sent_at=clock)
     assert wants_of(attempt) == "RUN"
+
+
+# --- the card's doing, its program's end ---------------------------------------------------------------------------------
+
+
+def test_a_94_stops_its_program_to_run_again_and_the_card_is_reset_when_it_is_idle(wire, gpu):
+    mine, neighbour = run_on(gpu), run_on(gpu)
+    wire.throw(gpu, xid=94, rank=f"{mine.job_id}.1.0")
+    assert (wants_of(mine), wants_of(neighbour), gpu.state) == ("STOP", "RUN", "HEALTHY")
+    rank = Rank.objects.get(attempt=mine)
+    stopped = ExitInfo(cause="stopped", signal=15)
+    wire.sync(Observed(rank=rank.key, epoch=1, state="EXITED", exit=stopped, released=True, final_log_offset=0), *wire.observed())
+    mine.job.refresh_from_db()
+    mine.refresh_from_db()
+    assert (mine.job.state, mine.end_reason) == ("WAITING", "gpu_fault")
+    assert CardCare.objects.get(gpu=gpu).wants == "reset"
+
+
+def test_a_program_that_dies_of_a_94_before_it_is_stopped_goes_back_to_the_queue_too(wire, gpu):
+    attempt = run_on(gpu)
+    Wire.eid += 1
+    rank, crash = Rank.objects.get(), ExitInfo(cause="exited", code=134)
+    wire.sync(
+        Observed(rank=rank.key, epoch=1, state="EXITED", exit=crash, released=True, final_log_offset=0),
+        events=(AgentEvent(eid=Wire.eid, kind="xid", gpu=gpu.uuid, data={"xid": 94, "rank": rank.key}),),
+    )
+    attempt.job.refresh_from_db()
+    attempt.refresh_from_db()
+    assert (attempt.job.state, attempt.end_reason, attempt.exit_code) == ("WAITING", "gpu_fault", 134)
+
+
+@pytest.mark.parametrize("xid", [46, 109, 143])
+def test_a_fault_that_wants_a_reset_keeps_new_work_away_until_then(wire, gpu, xid):
+    wire.throw(gpu, xid=xid)
+    assert gpu.state == "SUSPECT"
+    command = AgentCommand.objects.get()
+    assert command.verb == "reset"
+    wire.answer(command.pk, text="done")
+    heal(wire, gpu)
+    assert gpu.state == "HEALTHY"

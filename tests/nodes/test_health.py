@@ -6,11 +6,13 @@ import importlib
 
 import pytest
 
-from nodes.health import Card, Figures, Rule, Seen, Trend, health_score, judge_kind, judge_test, judge_xid, trend_next
+from nodes.health import Card, Figures, Rule, Seen, Trend, health_score, judge_facts, judge_kind, judge_test, judge_xid, trend_next
 from nodes.health_models import XidPolicy
 
 ROWS = importlib.import_module("nodes.migrations.0005_xid_rules").RULES
+LATER = importlib.import_module("nodes.migrations.0021_xid_rules_of_nvidias_catalogue").RULES
 RULES = {xid: Rule(xid=xid, action=action, is_users=is_users, again_s=again_s) for xid, _, action, is_users, again_s in ROWS}
+RULES |= {xid: Rule(xid=xid, action=action, again_s=again_s) for xid, _, _, action, again_s in LATER}
 T = 1_000_000.0
 
 
@@ -36,9 +38,11 @@ def came(verdict):
         (68, (None, None, False)),
         (74, ("SUSPECT", "test", False)),
         (79, ("SUSPECT", "test", False)),
-        (94, (None, None, False)),
+        (94, (None, "reset", False)),
         (95, ("ISOLATED", None, False)),
-        (109, (None, None, False)),
+        (46, ("SUSPECT", "reset", False)),
+        (109, ("SUSPECT", "reset", False)),
+        (143, ("SUSPECT", "reset", False)),
         (119, ("SUSPECT", "test", False)),
         (120, ("SUSPECT", "test", False)),
         (140, ("ISOLATED", None, False)),
@@ -50,7 +54,7 @@ def test_what_one_xid_means_for_a_healthy_card(xid, expected):
 
 
 def test_the_table_has_every_xid_of_the_decision_and_only_known_actions():
-    assert set(RULES) == {13, 31, 43, 45, 48, 62, 63, 64, 68, 74, 79, 94, 95, 109, 119, 120, 140}
+    assert set(RULES) == {13, 31, 43, 45, 46, 48, 62, 63, 64, 68, 74, 79, 94, 95, 109, 119, 120, 140, 143}
     assert {xid for xid, rule in RULES.items() if rule.is_users} == {13, 31, 43, 45, 68}
     assert {rule.action for rule in RULES.values()} <= set(XidPolicy.Action.values)
 
@@ -68,6 +72,40 @@ def test_another_fault_before_it_does_not_make_a_79_a_second_one():
 def test_a_second_43_makes_no_second_reset_within_a_day(reset_before_s, wants):
     reset_at = None if reset_before_s is None else T - reset_before_s
     assert judge(43, reset_at=reset_at).wants == wants
+
+
+def test_a_94_sends_its_program_back_and_a_31_ends_it():
+    assert (judge(94).restarts_job, judge(94).fails_job) == (True, False)
+    assert (judge(31).restarts_job, judge(31).fails_job) == (False, True)
+
+
+def test_a_card_fault_that_a_reset_has_not_mended_isolates_the_card():
+    assert (judge(109, reset_at=T - 60).code, judge(109, reset_at=T - 60).state) == ("xid_again", "ISOLATED")
+    assert judge(109, reset_at=T - 86_400).wants == "reset"
+
+
+@pytest.mark.parametrize(
+    ("facts", "uncorrected", "expected"),
+    [
+        ({"remap_failed": True}, "note", ("remap_failed", "ISOLATED", None)),
+        ({"remap_failed": True, "ecc_uncorrected": 4}, "suspect", ("remap_failed", "ISOLATED", None)),
+        ({"ecc_uncorrected": 1}, "suspect", ("ecc_uncorrected", "SUSPECT", "reset")),
+        ({"ecc_uncorrected": 1}, "isolate", ("ecc_uncorrected", "ISOLATED", None)),
+        ({"ecc_uncorrected": 1}, "note", None),
+        ({"ecc_uncorrected": 0, "remap_failed": False, "remap_pending": True}, "isolate", None),
+        ({"ecc_uncorrected": None, "remap_failed": None}, "isolate", None),
+        ({}, "isolate", None),
+    ],
+)
+def test_what_a_cards_memory_means_by_policy(facts, uncorrected, expected):
+    verdict = judge_facts(facts, Card(), uncorrected=uncorrected)
+    assert (None if verdict is None else (verdict.code, verdict.state, verdict.wants)) == expected
+
+
+def test_memory_errors_that_a_test_has_answered_count_no_more_and_a_card_that_is_out_gets_no_worse():
+    assert judge_facts({"ecc_uncorrected": 3}, Card(), uncorrected="suspect", since_reset=3) is None
+    assert judge_facts({"ecc_uncorrected": 4}, Card(), uncorrected="suspect", since_reset=3) is not None
+    assert judge_facts({"remap_failed": True}, Card(state="MAINTENANCE"), uncorrected="isolate") is None
 
 
 def test_a_13_right_after_a_passed_test_asks_for_no_other():

@@ -13,8 +13,9 @@ from django.test.utils import CaptureQueriesContext
 from agent.protocol import Inventory, LinkInfo, RdmaInfo, SyncRequest
 from jobs.scheduler import need
 from nodes.errors import NodeRefused
+from nodes.incidents import incident_open
 from nodes.inventory import inventory_apply, nominal_mib
-from nodes.models import Gpu, GpuLink, GpuState, HealthEvent, Node, NodeState
+from nodes.models import CardCare, Gpu, GpuLink, GpuState, HealthEvent, Node, NodeState
 from nodes.services import node_confirm
 from quotas.models import AuditEntry
 from tests.factories import attempt_make, gpu_info, gpu_make, inventory, node_make, user_make
@@ -47,6 +48,40 @@ class TestInventory:
         node = node_make()
         assert self.apply(node, dataclasses.replace(inventory(), gpus=(gpu_info("GPU-a", index),)))
         assert 0 <= node.gpus.get().index < 2**31
+
+    def test_a_card_that_was_replaced_is_retired_and_the_new_one_waits_for_its_test(self):
+        node = node_make()
+        self.apply(
+            node,
+            replace(inventory(), gpus=(gpu_info("GPU-old", pci_bus_id="0000:3b:00.0"), gpu_info("GPU-b", 1, pci_bus_id="0000:5e:00.0"))),
+        )
+        self.apply(node, replace(inventory(), gpus=(gpu_info("GPU-b", 1, pci_bus_id="0000:5e:00.0"),)))
+        old = Gpu.objects.get(uuid="GPU-old")
+        incident = incident_open(gpu=old, code="missing", params={}, now=NOW)
+        new = gpu_info("GPU-new", pci_bus_id="0000:3B:00.0")
+        assert self.apply(node, replace(inventory(), gpus=(new, gpu_info("GPU-b", 1, pci_bus_id="0000:5e:00.0"))), now=LATER)
+        old.refresh_from_db()
+        incident.refresh_from_db()
+        assert (old.state, old.state_reason, incident.phase, incident.closed_at) == ("RETIRED", "replaced", "CLOSED", LATER)
+        assert list(incident.entries.values_list("code", flat=True))[-1] == "replaced"
+        found = Gpu.objects.get(uuid="GPU-new")
+        assert (found.state, found.state_reason, CardCare.objects.get(gpu=found).wants) == ("SUSPECT", "new_card", "test")
+        assert Gpu.objects.get(uuid="GPU-b").state == "HEALTHY"
+        # Put back, it is as little known as any other.
+        back = gpu_info("GPU-old", 2, pci_bus_id="0000:86:00.0")
+        self.apply(node, replace(inventory(), gpus=(new, gpu_info("GPU-b", 1, pci_bus_id="0000:5e:00.0"), back)), now=LATER)
+        old.refresh_from_db()
+        assert (old.state, old.state_reason) == ("SUSPECT", "new_card")
+
+    def test_a_card_that_still_holds_something_is_not_retired_yet(self):
+        node = node_make()
+        self.apply(node, replace(inventory(), gpus=(gpu_info("GPU-old", pci_bus_id="0000:3b:00.0"),)))
+        attempt_make(gpus=(Gpu.objects.get(),))
+        assert not self.apply(node, replace(inventory(), gpus=(gpu_info("GPU-new", pci_bus_id="0000:3b:00.0"),)))
+        assert Gpu.objects.get(uuid="GPU-old").state == "MISSING"
+        Gpu.objects.update(live_slices=0, held_mib=0)
+        assert self.apply(node, replace(inventory(), gpus=(gpu_info("GPU-new", pci_bus_id="0000:3b:00.0"),)))
+        assert Gpu.objects.get(uuid="GPU-old").state == "RETIRED"
 
     def test_it_makes_cards_and_facts(self):
         node = node_make()

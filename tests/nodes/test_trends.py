@@ -6,7 +6,7 @@ import pytest
 
 from agent.protocol import GpuHealth, GpuStatus
 from nodes import telemetry
-from nodes.models import Gpu, HealthEvent
+from nodes.models import CardCare, Gpu, HealthEvent
 from nodes.trends import trends_tick
 from tests.factories import node_make, xid_rules_ship
 
@@ -87,3 +87,29 @@ def test_a_quiet_look_writes_nothing_to_the_database(gpu, django_assert_num_quer
     with django_assert_num_queries(4) as found:
         look(gpu, 1, **COOL)
     assert {query["sql"].split()[0] for query in found.captured_queries} == {"SELECT"}
+
+
+def memory(gpu: Gpu, turn: int, **facts) -> Gpu:
+    telemetry.sync_store(
+        node_id=gpu.node_id, session="s", seq=turn, at=1_800_000_000.0 + 30 * turn, statuses=[GpuStatus(uuid=gpu.uuid, **COOL)],
+        health=[GpuHealth(uuid=gpu.uuid, **facts)],
+    )  # fmt: skip
+    trends_tick(now=1_800_000_000.0 + 30 * turn)
+    gpu.refresh_from_db()
+    return gpu
+
+
+def test_memory_errors_take_a_card_out_once_and_used_up_spare_rows_for_good(gpu, settings):
+    assert memory(gpu, 0, ecc_uncorrected=0, remap_failed=False).state == "HEALTHY"
+    found = memory(gpu, 1, ecc_uncorrected=2)
+    assert (found.state, found.state_reason, CardCare.objects.get().wants) == ("SUSPECT", "ecc_uncorrected", "reset")
+    Gpu.objects.update(state="HEALTHY", state_reason="")  # as after a passed self-test
+    assert memory(gpu, 2, ecc_uncorrected=2).state == "HEALTHY"
+    assert memory(gpu, 3, ecc_uncorrected=1).state == "SUSPECT"  # counted anew since a reset
+    assert memory(gpu, 4, remap_failed=True).state == "ISOLATED"
+    assert kinds() == ["memory_fault"] * 3
+
+
+def test_memory_errors_are_only_noted_where_the_setting_says_so(gpu, settings):
+    settings.ECC_UNCORRECTED = "note"
+    assert memory(gpu, 0, ecc_uncorrected=2).state == "HEALTHY"

@@ -422,6 +422,8 @@ static int processes(dev d, const char *fn, const char *form, u32 *n, struct pro
 }
 API int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetComputeRunningProcesses_v3", "proc %d %u %31s", n, out); }
 API int nvmlDeviceGetGraphicsRunningProcesses_v3(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetGraphicsRunningProcesses_v3", "gfx %d %u %31s", n, out); }
+API int nvmlDeviceGetComputeRunningProcesses_v2(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetComputeRunningProcesses_v2", "proc %d %u %31s", n, out); }
+API int nvmlDeviceGetGraphicsRunningProcesses_v2(dev d, u32 *n, struct proc *out) { return processes(d, "nvmlDeviceGetGraphicsRunningProcesses_v2", "gfx %d %u %31s", n, out); }
 
 struct use { u32 pid; u64 at; u32 sm, mem, enc, dec; };
 struct uses { int gpu, any; u32 n, room; u64 since; struct use *out; };
