@@ -151,6 +151,7 @@ GET,POST     anyone  -             accounts/login/
 GET,POST     anyone  -             accounts/logout/
 GET          anyone  -             accounts/inactive/
 GET,POST     anyone  -             accounts/signup/
+GET          anyone  -             accounts/invitation/<str:token>/
 GET,POST     user    own           accounts/reauthenticate/
 GET,POST     nobody  -             accounts/reauthenticate/code/
 GET,POST     nobody  -             accounts/reauthenticate/code/confirm/

@@ -350,6 +350,11 @@ ACCOUNT_ADAPTER = "quotas.adapters.AccountAdapter"
 USERSESSIONS_ADAPTER = "quotas.adapters.SessionsAdapter"
 # Tries from one address are counted by quotas/throttles.py, those of one account by quotas/guesses.py, at all doors together.
 ACCOUNT_RATE_LIMITS = {"login_failed": None}
+# Links to set a new password: none is sent to addresses without an account, and who has one is signed in by it.
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False
+ACCOUNT_EMAIL_SUBJECT_PREFIX = "[NebulaGrid] "
+ACCOUNT_LOGIN_ON_PASSWORD_RESET = True
+PASSWORD_RESET_TIMEOUT = 4 * 3600
 LOGIN_REDIRECT_URL = "/"
 LOGIN_URL = "account_login"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]

@@ -14,6 +14,7 @@ from drf_spectacular.views import SpectacularJSONAPIView, SpectacularSwaggerSpli
 from jobs import metrics, overview
 from nebulagrid import api, docs_views, install_views, schema  # noqa: F401 - schema registers how to sign in with the OpenAPI generator
 from nodes.icons import icons_view
+from quotas.invitations import invitation
 from quotas.throttles import throttled_page
 
 admin.autodiscover()
@@ -66,6 +67,7 @@ urlpatterns = [
     re_path(r"^v1/(?P<rest>.*)$", api.api_moved),
     path("accounts/login/", throttled_page(account.login), name="account_login"),
     path("accounts/password/reset/", throttled_page(account.password_reset), name="account_reset_password"),
+    path("accounts/invitation/<str:token>/", invitation, name="invitation"),
     path("accounts/signup/", throttled_page(account.signup), name="account_signup"),
     path("accounts/", include("allauth.account.urls")),
     path("accounts/2fa/", include("allauth.mfa.urls")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
@@ -23,6 +24,7 @@ from quotas import (
 from quotas import tokens as tokens_of
 from quotas.audit import audit
 from quotas.caps import BadCaps, caps_parse, caps_text
+from quotas.invitations import can_be_invited, invite
 from quotas.models import ApiToken, LedgerEntry, Membership, Project, Quota, User
 from quotas.price_admin import PriceRowAdmin, StorageEntryAdmin
 from quotas.readonly_admin import ReadOnlyAdmin
@@ -41,6 +43,20 @@ admin.site.unregister(Group)  # permissions are "staff" or not; groups would pro
 
 
 class PersonCreationForm(UserCreationForm):  # type: ignore[misc]
+    """Without a password the person gets an invitation by mail, where there is a mail server."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        if settings.EMAIL_HOST:
+            for name in ("password1", "password2"):
+                self.fields[name].required = False
+            self.fields["password1"].help_text = _("Left empty, the person gets a link by mail to set one; it is good for a week.")
+
+    def clean(self) -> Any:
+        if settings.EMAIL_HOST and not (self.cleaned_data.get("password1") or self.cleaned_data.get("password2")):
+            self.cleaned_data["usable_password"] = "false"  # noqa: S105 - Django's own word for an account without one
+        return super().clean()
+
     class Meta:
         model = User
         fields = ("email",)
@@ -103,6 +119,21 @@ class PersonAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[misc]
             audit(request.user, "user.created", f"user {obj.email}", {"is_staff": obj.is_staff})
         services.user_provision(user=obj)
         services.address_confirm(user=obj)
+        if not change and can_be_invited(obj):
+            invite(user=obj, by=request.user)
+            messages.info(request, _("A link to set a password was sent to %(email)s.") % {"email": obj.email})
+
+    actions = ("people_invite",)
+
+    @admin.action(description=_("Send a link to set the first password"))
+    def people_invite(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        invited = [user for user in queryset if can_be_invited(user)]
+        for user in invited:
+            invite(user=user, by=request.user)
+        text = ngettext("%(n)d link was sent.", "%(n)d links were sent.", len(invited)) % {"n": len(invited)}
+        if len(invited) < len(queryset):
+            text += " " + _("Who has a password, has signed in or is switched off gets none; without a mail server nobody does.")
+        messages.info(request, text)
 
 
 @admin.register(Project)

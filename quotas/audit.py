@@ -38,6 +38,7 @@ ACTIONS: dict[str, str] = {
     "password.changed": gettext_noop("password changed"),
     "mfa.changed": gettext_noop("second factor changed"),
     "user.created": gettext_noop("user made"),
+    "user.invited": gettext_noop("link for a first password sent"),
     "user.changed": gettext_noop("user changed"),
     "user.unix_name": gettext_noop("Unix account of a user set"),
     "user.switched_off": gettext_noop("user switched off"),

@@ -266,23 +266,15 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_each_process_is_who_it_should_be",
                 "test_it_says_what_is_isolated",
             ),
-            "test_redis.py": ("test_who_has_no_password_gets_nothing", "test_the_password_is_on_no_command_line"),
+            "test_redis.py": (
+                "test_who_has_no_password_gets_nothing",
+                "test_the_password_is_on_no_command_line",
+            ),
             "test_rooted.py": (
                 "test_an_older_folder_is_handed_over_once_without_following_links",
                 "test_root_writes_what_it_knows_and_decides_who_jobs_run_as",
                 "test_only_code_is_placed",
             ),
-        },
-    ),
-    "F5": (
-        "agents of two control planes on one machine kill each other's jobs",
-        {
-            "agent/test_installation.py": (
-                "test_the_same_node_number_of_two_control_planes_on_one_machine_does_not_meet",
-                "test_a_group_that_is_there_already_is_somebody_elses_and_nothing_in_it_is_killed",
-                "test_what_an_older_agent_started_under_its_old_name_is_adopted_until_it_ends",
-            ),
-            "nodes/test_enrol.py": ("test_every_machine_is_told_this_control_planes_own_name",),
         },
     ),
     "F3": (
@@ -305,6 +297,17 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
             "nodes/test_sessions.py": ("test_who_is_taken",),
             "e2e/test_identity.py": ("test_a_copied_agent_is_refused_and_told_of_and_the_true_one_never_notices",),
+        },
+    ),
+    "F5": (
+        "agents of two control planes on one machine kill each other's jobs",
+        {
+            "agent/test_installation.py": (
+                "test_the_same_node_number_of_two_control_planes_on_one_machine_does_not_meet",
+                "test_a_group_that_is_there_already_is_somebody_elses_and_nothing_in_it_is_killed",
+                "test_what_an_older_agent_started_under_its_old_name_is_adopted_until_it_ends",
+            ),
+            "nodes/test_enrol.py": ("test_every_machine_is_told_this_control_planes_own_name",),
         },
     ),
     "F6": (
@@ -378,6 +381,22 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_text_that_is_not_seen_is_refused_by_every_form",
                 "test_no_day_at_the_edge_of_the_calendar_breaks_a_page",
                 "test_a_time_that_no_zone_can_tell_is_refused_where_it_would_be_kept",
+            ),
+        },
+    ),
+    "F12": (
+        "a link by mail whose form no browser can send",
+        {
+            "browser/test_links.py": (
+                "test_a_quota_request_is_decided_by_the_link_alone",
+                "test_a_forgotten_password_is_set_anew_and_signs_in",
+                "test_an_invitation_leads_to_a_first_password",
+                "test_every_other_link_leads_through_the_sign_in_to_its_page",
+                "test_what_is_mailed_is_switched_off_where_each_mail_says",
+            ),
+            "quotas/test_invitations.py": (
+                "test_a_forgotten_password_is_set_anew_by_the_link_once",
+                "test_who_has_no_account_is_told_the_same_and_is_sent_nothing",
             ),
         },
     ),
@@ -532,7 +551,7 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "agent/test_nvml.py": (
                 "test_an_older_driver_lists_processes_as_it_can_and_hides_no_card",
                 "test_a_system_that_lists_no_processes_says_none",
-            )
+            ),
         },
     ),
     "F23": (
@@ -541,7 +560,7 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "agent/test_backends.py": (
                 "test_what_drivers_say_for_unknown_is_a_value_of_no_field_and_is_counted",
                 "test_a_bus_id_sorts_by_number",
-            )
+            ),
         },
     ),
     "F25": (
@@ -556,6 +575,15 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
                 "test_a_clock_that_is_wrong_is_told",
             ),
             "nodes/test_alerts.py": ("test_a_clock_that_is_wrong_and_a_node_that_is_doubted_are_alerts",),
+        },
+    ),
+    "F26": (
+        "a start overwrites the profile of another installation",
+        {
+            "test_start.py": (
+                "test_a_profile_of_another_installation_is_left_alone_and_that_is_said",
+                "test_a_profile_that_is_not_there_yet_or_our_own_is_written_where_it_is_wanted",
+            ),
         },
     ),
     "F27": (
@@ -617,28 +645,22 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "agent/test_zygote.py": ("test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes",),
         },
     ),
-    "F26": (
-        "a start overwrites the profile of another installation",
-        {
-            "test_start.py": (
-                "test_a_profile_of_another_installation_is_left_alone_and_that_is_said",
-                "test_a_profile_that_is_not_there_yet_or_our_own_is_written_where_it_is_wanted",
-            ),
-        },
-    ),
     "F33": (
         "a card that was replaced is missing for ever, and the new one gets work untested",
         {
             "nodes/test_inventory.py": (
                 "test_a_card_that_was_replaced_is_retired_and_the_new_one_waits_for_its_test",
                 "test_a_card_that_still_holds_something_is_not_retired_yet",
-            )
+            ),
         },
     ),
     "F34": (
         "faults that NVIDIA has an action for are only noted, and memory that fails keeps getting work",
         {
-            "nodes/test_health.py": ("test_what_one_xid_means_for_a_healthy_card", "test_what_a_cards_memory_means_by_policy"),
+            "nodes/test_health.py": (
+                "test_what_one_xid_means_for_a_healthy_card",
+                "test_what_a_cards_memory_means_by_policy",
+            ),
             "nodes/test_trends.py": ("test_memory_errors_take_a_card_out_once_and_used_up_spare_rows_for_good",),
             "jobs/test_faults.py": (
                 "test_a_94_stops_its_program_to_run_again_and_the_card_is_reset_when_it_is_idle",
@@ -648,7 +670,9 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     ),
     "F35": (
         "tests depend on the day, the zone and the caller's signals; messages are translated at import",
-        {"test_locale.py": ("test_nothing_is_translated_at_import",)},
+        {
+            "test_locale.py": ("test_nothing_is_translated_at_import",),
+        },
     ),
     "F36": (
         "a link into the submit form fills in nothing",

@@ -170,7 +170,7 @@ def test_nothing_but_a_refusal_comes_of_any_text(text: str) -> None:
             parse(text)
 
 
-@pytest.mark.parametrize("name", ["az'", "$(touch x)", "a;b", "../x", '"', "<script>", "‮evil", "训练 ☠", "x" * 200])
+@pytest.mark.parametrize("name", ["az'", "$(touch x)", "a;b", "../x", '"', "<script>", "تدريب", "训练 ☠", "x" * 200])
 def test_a_name_is_text(name: str) -> None:
     assert name_check(name) == name
 
