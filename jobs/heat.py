@@ -148,7 +148,7 @@ def cell_html(
         text = said["off"] if "M" in marks else said["gone"] if "X" in marks else said["na"] if value is None else value
         # Three digits and a mark leave no room for the unit.
         unit = "" if is_off or value >= 100 else format_html("<small>{}</small>", METRICS[metric][3])
-        field = format_html('<span>{}</span><b>{}{}</b><em class="who cut">{}</em>', card.short, text, unit, who.short)
+        field = format_html('<span>{}</span><b>{}{}</b><em class="cell-who cut">{}</em>', card.short, text, unit, who.short)
     label = cell_label(card, frame, said, who.text)
     return format_html(
         '<a class="gpu" href="{}" data-i="{}"{} data-name="{} gpu{}, {}" data-who="{}"{} aria-label="{}" title="{}">'

@@ -162,8 +162,17 @@ def row_data(job: Job, told: Told | None, reader: Reader, *, now: datetime) -> d
         "is_final": job.is_final,
         "can_cancel": not job.is_final and not job.want_cancel and reader.may_change(job),
         "ran_from": job.started_at if job.state in LIVE or job.is_final else None,
+        "ran_to": _row_ran_to(job, attempt),
         "since": job.ended_at if job.is_final else job.queued_at if job.state == JobState.WAITING else job.started_at,
     }
+
+
+def _row_ran_to(job: Job, attempt: Attempt | None) -> datetime | None:
+    """When its program ended, as its own page has it; None = it runs."""
+    if not job.is_final or attempt is None:
+        return job.ended_at
+    parts = [part for rank in attempt.ranks.all() for part in rank.slices.all()]
+    return ran_until(attempt, parts, since=job.started_at) or job.ended_at
 
 
 # --- one job -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ function show(place, found) {
   const cells = [];
   for (const row of place.querySelectorAll("[data-i]")) {
     const [short, text] = found.who[Number(row.dataset.i)] ?? ["", ""];
-    const line = row.querySelector("[data-users]"), name = row.querySelector(".who");
+    const line = row.querySelector("[data-users]"), name = row.querySelector(".cell-who");
     if (line && line.textContent !== text) line.textContent = text;
     if (name && name.textContent !== short) name.textContent = short;
     if ("who" in row.dataset && row.dataset.who !== text) { row.dataset.who = text; cells.push(row); }

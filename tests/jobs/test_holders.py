@@ -97,7 +97,7 @@ def test_the_pages_name_who_uses_a_card(world: World, settings: Any, client: Cli
     text = f"lin@lab.example: secret-plan #{world.job.pk}"
     assert (f'data-who="{text}"' in cell.group()) is sees
     assert (f", {text}, memory" in cell.group()) is sees  # its label, and so what hovering shows
-    assert ('<em class="who cut">lin</em>' in cell.group()) is sees
+    assert ('<em class="cell-who cut">lin</em>' in cell.group()) is sees
     table = client.get("/?cards=table").content.decode()
     assert (f"data-users>{text}<" in table) is sees
     assert client.get("/cells/users/").json()["who"] == [["lin", text] if sees else None]

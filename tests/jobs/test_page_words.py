@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from nodes.formats import NBSP, clock_text
 from nodes.models import NodeState
 from quotas import calendar
 from tests.factories import node_make, project_make, user_make
+from tests.jobs.lab import Lab
 
 TEN = datetime(2026, 7, 31, 16, tzinfo=UTC)
 
@@ -70,3 +72,21 @@ def test_the_list_of_jobs_promises_what_it_shows(client: Client, is_staff: bool,
     page = client.get("/jobs/").content.decode()
     assert f"{words}</label>".replace("'", "&#x27;") in page or f"{words}</label>" in page
     assert ("Everybody" in page) is is_staff
+
+
+@pytest.mark.django_db
+def test_a_job_ran_as_long_in_the_list_as_on_its_page(client: Client) -> None:
+    """The node says when the program ended; the control plane may hear of it much later."""
+    lab = Lab()
+    lab.node("n1", 24564)
+    job = lab.submit(gpu_mem_mib=4096)
+    lab.schedule()
+    lab.report(job, "RUNNING")
+    lab.later(100)
+    lab.exit(job, 0, ran_s=12.0)
+    job.refresh_from_db()
+    client.force_login(job.owner)
+    listed = re.findall(r'<td class="num time ran">([^<]+)</td>', client.get("/jobs/").content.decode())
+    facts = re.findall(r"Ran for</dt><dd>([^<]+)<", client.get(f"/jobs/{job.pk}/events/").content.decode())
+    assert len(facts) == 1
+    assert listed == facts
