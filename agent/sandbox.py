@@ -131,6 +131,16 @@ def _mounts(plan: dict[str, Any]) -> None:
         os.close(fd)
 
 
+def _way_make(top: str, path: str) -> None:
+    """The folders from ``top`` down to ``path``: for every account to pass, whatever the agent's umask."""
+    here = top
+    for name in path.removeprefix(f"{top}/").split("/"):
+        here = f"{here}/{name}"
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(here)
+            os.chmod(here, 0o755)  # noqa: S103 - the way to a folder that has modes of its own
+
+
 def _cover(path: str, kept: list[tuple[str, int]]) -> None:
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     try:
@@ -141,6 +151,6 @@ def _cover(path: str, kept: list[tuple[str, int]]) -> None:
             return
         raise
     for own, fd in kept:
-        os.makedirs(own, mode=0o755, exist_ok=True)
+        _way_make(path, own)
         _mount(f"/proc/self/fd/{fd}", own, None, _MS_BIND)
     _mount(None, path, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | flags)

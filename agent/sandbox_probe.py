@@ -24,7 +24,7 @@ from agent import landlock, procs, sandbox
 #: Words of NEBULA_AGENT_TEST_MASK, by which tests play an older machine. A mask only takes away: whatever then stays open is reported.
 MASKS = ("mounts", "userns", "landlock", *(f"landlock={abi}" for abi in range(1, 7)))
 #: How long one way may take.
-WAIT_S = 10.0
+WAIT_S = 60.0
 #: Accounts that nobody has, for a root agent whose jobs have an account each.
 _SOME_UIDS = (64998, 64999)
 

@@ -98,7 +98,7 @@ def agent_values(layout: Layout, jobs: Account | None, place: Place) -> dict[str
         "identity": "shared",
         "job_account": jobs.name if jobs else "",
         "jobs_dir": str(layout.jobs / "{name}"),  # one agent a folder
-        "hidden_dirs": ":".join(map(str, [layout.control, *([layout.top] if layout.is_moved else [])])),
+        "hidden_dirs": ":".join(map(str, [layout.control, layout.jobs, *([layout.top] if layout.is_moved else [])])),
     }
     if place.moves:
         values["code_from"] = ":".join(str(old) for old, _ in place.moves)

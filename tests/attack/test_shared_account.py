@@ -81,3 +81,21 @@ def test_a_job_reaches_exactly_what_its_node_reports(site: Site, request: pytest
         wanted -= {name.format("other") for name in TRACING}
     came_open = {name for name, text in found.items() if text == "open"}
     assert {name: found[name] for name in came_open ^ wanted} == {}
+
+
+def test_the_way_to_a_jobs_folder_is_open_whatever_the_umask_of_roots_agent() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="attack-"))
+    before = os.umask(0o077)
+    site = None
+    try:
+        site = SharedSite(folder, "")
+        (folder / "grid-jobs").chmod(0o711)
+        assert site.found.finding.refused == ()
+        rank = site.job("1.1.0", "sh", "-c", 'echo made > "$NEBULA_ARTIFACTS/x" && cat "$NEBULA_ARTIFACTS/x"')
+        site.lab.end(rank)
+        assert site.lab.text(rank) == "made\n"
+    finally:
+        os.umask(before)
+        if site is not None:
+            site.close()
+        shutil.rmtree(folder, ignore_errors=True)
