@@ -7,6 +7,7 @@ import os
 import pwd
 from collections.abc import Mapping, Sequence
 
+from agent.addresses import port_is_taken
 from agent.backends.base import bus_key
 from agent.protocol import GpuInfo, RankId, RankSpec
 
@@ -89,9 +90,20 @@ def environment(
         mine = [places[uuid] for uuid in cards if uuid in places]
         if mine:
             env[variable] = ",".join(mine)
+    _port_try(spec)
     env["NEBULA_RANK"] = rank
     env["NEBULA_ARTIFACTS"] = artifacts
     return env
+
+
+def _port_try(spec: RankSpec) -> None:
+    """The first rank of several listens where the others look for it. Its port was drawn without a look at this machine: where somebody
+    else has it, the job starts anew with another one instead of failing. Raises SpecError."""
+    if spec.index != 0 or spec.env.get("NNODES", "1") == "1":
+        return
+    port = spec.env.get("MASTER_PORT", "")
+    if port.isdecimal() and 0 < int(port) < 65536 and port_is_taken(int(port)):
+        raise SpecError(f"Another program of this node listens on port {port}, which the parts of the job would meet at.", "port")
 
 
 def _cuda_names(cards: Sequence[str], gpus: Sequence[GpuInfo], cuda_visible: str) -> list[str]:

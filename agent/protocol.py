@@ -50,7 +50,7 @@ ExitCause = Literal[
     "host_memory",  # the kernel killed it for memory
     "pids_limit",
 ]
-LaunchError = Literal["exec", "workdir", "user", "cgroup", "spec", "gpu", "fenced", "internal"]
+LaunchError = Literal["exec", "workdir", "user", "cgroup", "spec", "gpu", "port", "fenced", "internal"]
 
 
 def rank_id(job: int, epoch: int, index: int) -> RankId:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
+from agent.addresses import own_address
 from agent.artifacts import ArtifactUploader
 from agent.backends.base import Cards, HardwareEvent
 from agent.cards import HealthDesk, SteadyAdvice, node_facts, power_headroom_pct
@@ -304,7 +305,7 @@ class Runner:
             self._facts = node_facts(
                 cards=cards,
                 version=self._version,
-                address=self._config.address or _own_address(self._config.endpoint.host, self._config.endpoint.port),
+                address=self._config.address or own_address(self._config.endpoint.host, self._config.endpoint.port),
                 has_cgroups=self._has_cgroups,
                 backend_error=view.error,
                 backend_error_kind=view.error_kind,
@@ -386,16 +387,3 @@ class Runner:
             "isolation": self._isolation.to_json() if self._isolation is not None else None,
         }
         status_write(self._config.data_dir, status)
-
-
-def _own_address(host: str, port: int) -> str | None:
-    """The address that this machine reaches the control plane from. Sends nothing."""
-    import socket
-
-    try:
-        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None

@@ -155,7 +155,7 @@ def _launches_count(ranks: Sequence[Rank], *, end: End) -> None:
     spoils = end.reason is EndReason.LAUNCH_FAILED and end.can_requeue
     for rank in ranks:
         if rank.observed == RankState.LAUNCH_FAILED or (spoils and rank.index == end.params.get("rank")):
-            if spoils and rank.launch_error not in USERS_LAUNCH_ERRORS:
+            if spoils and rank.launch_error not in (*USERS_LAUNCH_ERRORS, "port"):  # a port is nobody's fault
                 transaction.on_commit(functools.partial(launch_spoilt, rank.node_id), robust=True)
         elif rank.started_at is not None and rank.node.spoilt_launches:
             transaction.on_commit(functools.partial(launch_worked, rank.node_id), robust=True)

@@ -43,6 +43,7 @@ _LAUNCH_ERRORS = {
     "cgroup": gettext_lazy("The node could not set up the job's cgroup."),
     "spec": gettext_lazy("The node does not understand the job."),
     "gpu": gettext_lazy("A GPU of the job was not there."),
+    "port": gettext_lazy("The port that the parts of the job meet at was taken on its first node; it is started again with another one."),
     "fenced": gettext_lazy("The node had already given up this attempt."),
     "internal": gettext_lazy("The node's agent failed to start it."),
     "no_answer": gettext_lazy("The node did not say in time whether it started it."),
