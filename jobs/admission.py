@@ -14,8 +14,8 @@ from jobs.scheduler.types import Node
 from nodes.isolation import Told, is_mapped, isolates_people
 from quotas.unix_accounts import first_admin, owners_with_account
 
-#: (owner, whether the job gets secrets) → what keeps it from nodes that demand it.
-Lacks = Callable[[int, bool], frozenset[str]]
+#: (owner, whether the job gets secrets, on how many nodes it runs) → what keeps it from nodes that demand it.
+Lacks = Callable[[int, bool, int], frozenset[str]]
 
 
 def demands_of(told: Told) -> frozenset[str]:
@@ -39,22 +39,22 @@ def demanded_by(nodes: Iterable[Node]) -> frozenset[str]:
 def lacks_read(owners: Collection[int], demanded: frozenset[str]) -> Lacks:
     """What jobs of these owners lack of what is demanded. No query where nothing is; else three at most."""
     if not demanded:
-        return lambda owner, has_secrets: NOTHING
+        return lambda owner, has_secrets, parts: NOTHING
     with_account = owners_with_account(owners) if ACCOUNT in demanded else frozenset()
     first = first_admin() if FIRST_ADMIN in demanded else None
-    known: dict[tuple[int, bool], frozenset[str]] = {}
+    known: dict[tuple[int, bool, bool], frozenset[str]] = {}
 
-    def lacks(owner: int, has_secrets: bool) -> frozenset[str]:
-        found = known.get((owner, has_secrets))
+    def lacks(owner: int, has_secrets: bool, parts: int) -> frozenset[str]:
+        found = known.get((owner, has_secrets, parts > 1))
         if found is None:
-            all_of_it = owner_lacks(has_account=owner in with_account, is_first_admin=owner == first, has_secrets=has_secrets)
+            all_of_it = owner_lacks(has_account=owner in with_account, is_first_admin=owner == first, has_secrets=has_secrets, nodes=parts)
             # Only what counts here: equal requests stay equal, so that a pass judges them once.
-            found = known[owner, has_secrets] = all_of_it & demanded
+            found = known[owner, has_secrets, parts > 1] = all_of_it & demanded
         return found
 
     return lacks
 
 
-def lacks_of(owner: int, *, has_secrets: bool, nodes: Iterable[Node]) -> frozenset[str]:
-    """The same of one job."""
-    return lacks_read([owner], demanded_by(nodes))(owner, has_secrets)
+def lacks_of(owner: int, *, has_secrets: bool, parts: int, nodes: Iterable[Node]) -> frozenset[str]:
+    """The same of one job on ``parts`` nodes, in a pool of ``nodes``."""
+    return lacks_read([owner], demanded_by(nodes))(owner, has_secrets, parts)

@@ -81,7 +81,7 @@ def _apply_batch(placements: Sequence[core.Placement], *, now: datetime) -> list
         taken[part.gpu].append(part)
     # Who may run where is read behind the locks, too: an account may have been taken away since.
     lacks = snapshot.lacks_read({job.owner_id for job in jobs.values()}, snapshot.demanded_by(nodes.values()))
-    asks = {job.pk: replace(asks[job.pk], lacks=lacks(job.owner_id, bool(job.secrets))) for job in jobs.values()}
+    asks = {job.pk: replace(asks[job.pk], lacks=lacks(job.owner_id, bool(job.secrets), job.nodes)) for job in jobs.values()}
     policy = snapshot.policy_current()
     counters = Counters(users=[job.owner_id for job in jobs.values()], projects=[job.project_id for job in jobs.values()])
     by_model = room_read(*counters.model_limits)

@@ -104,7 +104,9 @@ def ask(request: JobRequest, *, owner: User, now: datetime) -> Asked:
     policy = snapshot.policy_current()
     # 1. What the submit itself would refuse.
     view = snapshot.build(now)
-    wanted = snapshot.request_of(request, snapshot.lacks_of(owner.pk, has_secrets=bool(request.secrets), nodes=view.nodes))
+    wanted = snapshot.request_of(
+        request, snapshot.lacks_of(owner.pk, has_secrets=bool(request.secrets), parts=request.nodes, nodes=view.nodes)
+    )
 
     def out(kind: str, title: str, text: str, code: str, params: Mapping[str, Any] | None = None, **more: Any) -> Asked:
         told = Forecast(kind=kind, title=title, text=text, code=code, params=params or {}, **more)

@@ -14,12 +14,25 @@ from jobs.admission import demands_of
 from jobs.lifecycle import RANK_FINAL
 from jobs.models import Rank
 from jobs.scheduler import types as core
+from jobs.scheduler.access import NOTHING, ONE_NODE
 from nodes import telemetry
 from nodes.isolation import Told, is_ready
 from nodes.models import Gpu, GpuLink, GpuState, Node, NodeState
 from quotas.sql import Select
 
-NODE_FIELDS = ("pk", "name", "state", "cordoned", "cpu_cores", "memory_mib", "labels", "cuda_version", "driver_version", "isolation")
+NODE_FIELDS = (
+    "pk",
+    "name",
+    "state",
+    "cordoned",
+    "cpu_cores",
+    "memory_mib",
+    "labels",
+    "cuda_version",
+    "driver_version",
+    "isolation",
+    "address",
+)
 GPU_FIELDS = (
     "pk",
     "node_id",
@@ -124,11 +137,11 @@ def nodes_read(*, with_latest: bool = False) -> tuple[core.Node, ...]:
 def nodes_lock(ids: Iterable[int], *, with_hosts: bool) -> tuple[dict[int, core.Node], dict[int, str]]:
     """These nodes as they are now, with their cards' rows locked in id order (PostgreSQL), and the addresses of those that have
     one. ``with_hosts``: what the hosts have left is read behind the locks. No telemetry, no links."""
-    node_rows = list(Node.objects.filter(_PLACED_ON, pk__in=list(ids)).order_by("pk").values_list(*NODE_FIELDS, "address"))
+    node_rows = list(Node.objects.filter(_PLACED_ON, pk__in=list(ids)).order_by("pk").values_list(*NODE_FIELDS))
     found = [row[0] for row in node_rows]
     gpu_rows = list(Gpu.objects.select_for_update().filter(node_id__in=found).order_by("pk").values_list(*GPU_FIELDS))
     _hosts_lock(set(found) - {row[1] for row in gpu_rows})
-    nodes = _nodes([row[:-1] for row in node_rows], gpu_rows, latest={}, links={}, hosts=hosts_read(found) if with_hosts else {})
+    nodes = _nodes(node_rows, gpu_rows, latest={}, links={}, hosts=hosts_read(found) if with_hosts else {})
     return {node.id: node for node in nodes}, {row[0]: row[-1] for row in node_rows if row[-1]}
 
 
@@ -168,6 +181,8 @@ def _nodes(
             )
         )
     nothing = Host()
+    node_rows = list(node_rows)
+    alone = _called_by_nobody({row[0]: row[-1] for row in node_rows})
     return tuple(
         core.Node(
             id=pk,
@@ -187,10 +202,20 @@ def _nodes(
             network_group=labels.get("network") or None,
             network_mbps=_whole(labels.get("network_mbps")),
             power_headroom_pct=(headroom or {}).get(pk),
-            demands=demands_of(isolation),
+            demands=demands_of(isolation) | alone.get(pk, NOTHING),
         )
-        for pk, name, state, cordoned, cores, memory, labels, cuda, driver, isolation in node_rows
+        for pk, name, state, cordoned, cores, memory, labels, cuda, driver, isolation, _address in node_rows
     )
+
+
+_ONE_NODE = frozenset({ONE_NODE})
+
+
+def _called_by_nobody(addresses: Mapping[int, str]) -> Mapping[int, frozenset[str]]:
+    """What the nodes demand that tell a loopback address while others tell a real one: jobs of one node. On one machine, where all tell
+    it, they do reach each other."""
+    alone = {pk: _ONE_NODE for pk, address in addresses.items() if address.startswith("127.") or address == "::1"}
+    return alone if len(alone) < len(addresses) else {}
 
 
 def nodes_all() -> tuple[core.Node, ...]:

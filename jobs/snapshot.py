@@ -242,7 +242,7 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
             hold, params = "quota_exceeded", quota.over_projects[project]
         elif (left := min(quota.room_users.get(owner, count), quota.room_projects.get(project, count))) < count:
             hold, params = "cards_exceeded", {"needed": count, "room": max(0, left)}
-        request = requests(count, mem, nodes_n, limits, lacks(owner, bool(secrets)))
+        request = requests(count, mem, nodes_n, limits, lacks(owner, bool(secrets), nodes_n))
         if by_model and hold is None:
             request, reason = narrow(request, user=owner, project=project, room=by_model, nodes=nodes, policy=policy)
             hold, params = (reason.code, dict(reason.params)) if reason is not None else (None, {})

@@ -128,7 +128,7 @@ def why_data(job: Job, *, now: datetime) -> dict[str, Any]:
         return data
     view = snapshot.build(now)
     policy = snapshot.policy_current()
-    request = snapshot.request_of(job, snapshot.lacks_of(job.owner_id, has_secrets=bool(job.secrets), nodes=view.nodes))
+    request = snapshot.request_of(job, snapshot.lacks_of(job.owner_id, has_secrets=bool(job.secrets), parts=job.nodes, nodes=view.nodes))
     queued = next((item for item in view.jobs if item.id == job.pk), None)
     ends = Ends(view, policy)
     whys: list[NodeWhy] = []

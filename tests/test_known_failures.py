@@ -563,6 +563,16 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "F24": (
+        "the parts of a job are told an address that no other node can call, or a port that is taken",
+        {
+            "agent/test_addresses.py": (
+                "test_an_agent_tells_an_address_that_other_nodes_reach",
+                "test_a_port_that_a_stranger_listens_on_starts_the_job_anew_instead_of_failing_it",
+            ),
+            "jobs/test_admission.py": ("test_a_job_on_two_nodes_goes_where_they_can_call_each_other_and_is_refused_where_none_can",),
+        },
+    ),
     "F25": (
         "a node's clock that is wrong lets a faulty job run on",
         {

@@ -1,4 +1,4 @@
-"""Who may run where. A node demands things of a job's owner, an owner lacks things: what is in both keeps the job from the node.
+"""Who may run where. A node demands things of a job or its owner, and these lack things: what is in both keeps the job from the node.
 
 ``plan``, its re-check and "never" all ask ``access_denied`` by way of ``need.node_mismatch``, as they ask for labels and versions. Most
 pools demand nothing of anybody, and then nothing here costs anything: a request carries only what some node of the pool demands.
@@ -14,8 +14,10 @@ ACCOUNT: Final = "account"
 FIRST_ADMIN: Final = "isolation"
 #: A job without secrets, for the same reason.
 NO_SECRETS: Final = "secret_isolation"
+#: A job of one node: other nodes can't call this one at the address that it tells.
+ONE_NODE: Final = "shared_address"
 #: In the order in which one of several is told.
-ORDER: Final = (ACCOUNT, FIRST_ADMIN, NO_SECRETS)
+ORDER: Final = (ACCOUNT, FIRST_ADMIN, NO_SECRETS, ONE_NODE)
 NOTHING: Final[frozenset[str]] = frozenset()
 
 
@@ -34,9 +36,9 @@ def node_demands(
     return frozenset(found)
 
 
-def owner_lacks(*, has_account: bool, is_first_admin: bool, has_secrets: bool) -> frozenset[str]:
-    """What a job's owner can't meet."""
-    lacking = ((ACCOUNT, not has_account), (FIRST_ADMIN, not is_first_admin), (NO_SECRETS, has_secrets))
+def owner_lacks(*, has_account: bool, is_first_admin: bool, has_secrets: bool, nodes: int = 1) -> frozenset[str]:
+    """What a job on ``nodes`` nodes, or its owner, can't meet."""
+    lacking = ((ACCOUNT, not has_account), (FIRST_ADMIN, not is_first_admin), (NO_SECRETS, has_secrets), (ONE_NODE, nodes > 1))
     return frozenset(code for code, is_lacking in lacking if is_lacking)
 
 

@@ -28,6 +28,7 @@ _NEVER_KIND = {
     reasons.ACCOUNT: reasons.NEVER_ACCOUNT,
     reasons.ISOLATION: reasons.NEVER_ISOLATION,
     reasons.SECRET_ISOLATION: reasons.NEVER_SECRET_ISOLATION,
+    reasons.SHARED_ADDRESS: reasons.NEVER_SHARED_ADDRESS,
 }
 
 

@@ -51,6 +51,7 @@ NODE_MEMORY: Final = "node_memory"
 ACCOUNT: Final = access.ACCOUNT
 ISOLATION: Final = access.FIRST_ADMIN
 SECRET_ISOLATION: Final = access.NO_SECRETS
+SHARED_ADDRESS: Final = access.ONE_NODE
 # Never: whatever ends, no card or node of this cluster can hold it.
 NEVER_VENDOR: Final = "never_vendor"
 NEVER_MODEL: Final = "never_model"
@@ -63,6 +64,7 @@ NEVER_NODE_MEMORY: Final = "never_node_memory"
 NEVER_ACCOUNT: Final = "never_account"
 NEVER_ISOLATION: Final = "never_isolation"
 NEVER_SECRET_ISOLATION: Final = "never_secret_isolation"  # noqa: S105 - a code
+NEVER_SHARED_ADDRESS: Final = "never_shared_address"
 NEVER_GPU_MEMORY: Final = "never_gpu_memory"
 NEVER_GPU_COUNT: Final = "never_gpu_count"
 NEVER_NODES: Final = "never_nodes"
@@ -164,6 +166,7 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     ACCOUNT: {"node": "where jobs run as their owner's own Unix account; this owner has none"},
     ISOLATION: {"node": "where people's jobs are not kept apart"},
     SECRET_ISOLATION: {"node": "where people's jobs are not kept apart"},
+    SHARED_ADDRESS: {"node": "which other nodes can't call at the address that it tells"},
     NEVER_VENDOR: {"asked": "asked for", "have": "the vendors here, sorted"},
     NEVER_MODEL: {"asked": "asked for", "have": "the models here, sorted"},
     NEVER_ARCH: {"asked": "asked for", "have": "the compute capabilities here, sorted"},
@@ -183,6 +186,7 @@ PARAMS: Final[dict[str, dict[str, str]]] = {
     NEVER_ACCOUNT: {"node": "one of the suitable nodes; jobs run as their owner's own Unix account there, and this owner has none"},
     NEVER_ISOLATION: {"node": "one of the suitable nodes; people's jobs are not kept apart on any of them"},
     NEVER_SECRET_ISOLATION: {"node": "one of the suitable nodes; people's jobs are not kept apart on any of them"},
+    NEVER_SHARED_ADDRESS: {"node": "one of the suitable nodes; other nodes can't call any of them"},
     NEVER_GPU_MEMORY: {
         "needed_mib": "asked for on one card",
         "largest_nominal_mib": "nominal size of the largest suitable card",
@@ -215,6 +219,7 @@ NEVER: Final = frozenset(
         NEVER_ACCOUNT,
         NEVER_ISOLATION,
         NEVER_SECRET_ISOLATION,
+        NEVER_SHARED_ADDRESS,
         NEVER_GPU_MEMORY,
         NEVER_GPU_COUNT,
         NEVER_NODES,

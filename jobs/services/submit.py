@@ -104,7 +104,7 @@ def never_fits(request: JobRequest, policy: Policy, *, owner: User) -> Reason | 
     if now - fits.at.get(key, float("-inf")) < FITS_S:
         return None
     nodes = snapshot.nodes_all()
-    wanted = replace(wanted, lacks=snapshot.lacks_of(owner.pk, has_secrets=bool(request.secrets), nodes=nodes))
+    wanted = replace(wanted, lacks=snapshot.lacks_of(owner.pk, has_secrets=bool(request.secrets), parts=request.nodes, nodes=nodes))
     reason = never_reason(wanted, nodes, policy)
     if reason is None:
         fits.at[key] = now

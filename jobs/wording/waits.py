@@ -341,6 +341,15 @@ REASONS: dict[str, Sentence] = {
         gettext_lazy("%(node)s does not keep people's jobs apart: only the installation's first administrator may run jobs there.")
     ),
     "secret_isolation": _access(gettext_lazy("This job gets secrets, and %(node)s does not keep people's jobs apart.")),
+    "shared_address": _access(
+        gettext_lazy("Other nodes can't call %(node)s at the address that it tells, so it takes no part of a job on several nodes.")
+    ),
+    "never_shared_address": _access(
+        gettext_lazy(
+            "The parts of a job on several nodes must reach each other, and the nodes that could run this (%(node)s is one) tell an "
+            "address that only they themselves can call. Set address in their agent.toml."
+        )
+    ),
     "never_account": _access(
         gettext_lazy(
             "On the nodes that could run this (%(node)s is one), jobs run as their owner's own Unix account, and this owner has none. "

@@ -284,3 +284,27 @@ def test_the_administration_holds_the_same_rules(admin: User, name: str, is_take
     assert browser.post(f"/admin/quotas/user/{ann.pk}/change/", fields).status_code == (302 if is_taken else 200)
     ann.refresh_from_db()
     assert (ann.unix_name, ann.unix_uid) == ((name, None) if is_taken else ("before", 20_000))
+
+
+# --- the way between nodes ----------------------------------------------------------------------------------------------
+
+
+def test_a_job_on_two_nodes_goes_where_they_can_call_each_other_and_is_refused_where_none_can() -> None:
+    lab = Lab()
+    near, far = lab.node("near", 24_564), lab.node("far", 24_564)
+    Node.objects.filter(pk=near.pk).update(address="127.0.0.1")  # the control plane's own machine
+    Node.objects.filter(pk=far.pk).update(address="10.0.0.7")
+    fits_forget()
+    with pytest.raises(NeverFits) as caught:
+        lab.submit(gpu_count=2, nodes=2)
+    assert caught.value.code == "never_nodes"  # of two nodes one can be called
+    single = lab.submit(gpu_count=1)
+    lab.schedule(lab.now)
+    assert state(single) == "STARTING"
+    third, fourth = lab.node("third", 24_564), lab.node("fourth", 24_564)
+    Node.objects.filter(pk__in=(third.pk, fourth.pk)).update(address="10.0.0.8")
+    fits_forget()
+    both = lab.submit(gpu_count=2, nodes=2)
+    lab.schedule(lab.now)
+    assert state(both) == "STARTING"
+    assert near.pk not in Rank.objects.filter(attempt__job=both).values_list("node_id", flat=True)

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from jobs.scheduler import Policy, Request, never_reason, plan, reasons
-from jobs.scheduler.access import ACCOUNT, FIRST_ADMIN, NO_SECRETS, ORDER, access_denied, node_demands, owner_lacks
+from jobs.scheduler.access import ACCOUNT, FIRST_ADMIN, NO_SECRETS, ONE_NODE, ORDER, access_denied, node_demands, owner_lacks
 from jobs.scheduler.fit import fits, rank_fits
 from jobs.scheduler.need import node_mismatch
 from jobs.scheduler.never import NodeTraits
@@ -33,14 +33,14 @@ def test_what_a_node_demands(node: dict[str, bool], demands: set[str]) -> None:
 
 
 def test_each_lack_meets_its_demand_and_no_other() -> None:
-    for has_account, is_first, has_secrets in product((True, False), repeat=3):
-        lacks = owner_lacks(has_account=has_account, is_first_admin=is_first, has_secrets=has_secrets)
+    for has_account, is_first, has_secrets, is_wide in product((True, False), repeat=4):
+        lacks = owner_lacks(has_account=has_account, is_first_admin=is_first, has_secrets=has_secrets, nodes=1 + is_wide)
         denied = {code for code in ORDER if access_denied(lacks, frozenset({code}))}
-        wanted = {ACCOUNT: not has_account, FIRST_ADMIN: not is_first, NO_SECRETS: has_secrets}
+        wanted = {ACCOUNT: not has_account, FIRST_ADMIN: not is_first, NO_SECRETS: has_secrets, ONE_NODE: is_wide}
         assert denied == {code for code, is_lacking in wanted.items() if is_lacking}
 
 
-NEVER = (reasons.NEVER_ACCOUNT, reasons.NEVER_ISOLATION, reasons.NEVER_SECRET_ISOLATION)
+NEVER = (reasons.NEVER_ACCOUNT, reasons.NEVER_ISOLATION, reasons.NEVER_SECRET_ISOLATION, reasons.NEVER_SHARED_ADDRESS)
 
 
 @pytest.mark.parametrize(("code", "never"), list(zip(ORDER, NEVER, strict=True)))
