@@ -24,7 +24,8 @@ from agent.protocol import RankId
 
 log = logging.getLogger("nebula-agent")
 
-MAX_BYTES = 1024**3
+#: For a larger file the control plane is asked first whether it has room: a gigabyte that is refused would be sent in vain.
+ASK_BYTES = 8 * 1024**2
 MAX_FILES = 1000
 MAX_TRIES = 6
 #: While the control plane's disk is full it says when to come again, half a minute later each time: about an hour of that.
@@ -160,10 +161,12 @@ class ArtifactUploader:
             if not stat.S_ISREG(found.st_mode) or found.st_uid != owner:
                 log.warning("Artefact %r of rank %s is not a regular file of the job's user; left out.", name, rank)
                 return None
-            if found.st_size > MAX_BYTES:
-                log.warning("Artefact %r of rank %s has %d bytes; at most %d are uploaded. Left out.", name, rank, found.st_size, MAX_BYTES)
-                return None
             path = f"/api/agent/v1/artifacts/{quote(rank, safe='')}/{quote(name, safe='')}"
+            if found.st_size > ASK_BYTES:
+                kind = "application/octet-stream"
+                answer = client.request("PUT", f"{path}?size={found.st_size}", iter(()), length=0, content_type=kind)
+                if not 200 <= answer.status < 300:
+                    return answer
             body = _pieces(fd, found.st_size)
             return client.request("PUT", path, body, length=found.st_size, content_type="application/octet-stream")
         finally:

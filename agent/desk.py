@@ -148,6 +148,10 @@ class RankDesk:
                 self._hardware.processes_soon()
 
     def _ended(self, state: RankState) -> None:
+        if state.exit is not None and state.exit.cause == "lease_expired" and state.rank not in self._stops:
+            row = self._store.rank(state.rank)
+            lease_s = row.lease_s if row is not None else None
+            log.error("No sync was answered for %s s: rank %s was stopped for its lease by its shim.", lease_s, state.rank)
         self.endings.add(state, now=time.monotonic())
         self._shipper.end(state.rank)
         if self._holds_cards(state.rank):

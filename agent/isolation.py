@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pwd
 import stat
@@ -108,33 +107,6 @@ def reach_judge(identity: str, finding: Finding, places: Places) -> tuple[str, .
     return tuple(word for word in REACH if is_open[word])
 
 
-PROBLEMS = {
-    "root_same": 'The agent runs as root with identity = "same", and no job runs as root: set identity to "mapped" or "shared".',
-    "not_root": 'Only an agent that runs as root can give jobs accounts of their own: run it as root, or set identity to "same".',
-    "job_account_missing": 'identity = "shared" needs job_account: the Unix account that all jobs run as.',
-    "job_account_unknown": "There is no Unix account of the name that job_account gives.",
-    "job_account_system": f"job_account is an account of the system: jobs run as accounts with a uid of at least {MIN_UID}.",
-}
-
-
-def isolation_lines(isolation: Isolation) -> list[tuple[int, str]]:
-    """(level, text) for the log of an agent that starts."""
-    info = isolation.info
-    if not info.ready:
-        return [(logging.ERROR, f"No job can be launched here. {PROBLEMS[info.problem or '']}")]
-    who = f"Jobs run as {info.account or f'uid {info.uid}'}" if info.identity != "mapped" else "Each job runs as its owner's account"
-    lines = [(logging.INFO, f"{who}; what closes this node's folders to them: {info.sandbox}.")]
-    lines += [(logging.WARNING, f"A better sandbox does not work here ({text}).") for text in isolation.finding.refused]
-    for paths, whose in ((isolation.places.control_exposed, "control plane's"), (isolation.places.agent_exposed, "agent's")):
-        lines += [(logging.WARNING, f"Jobs can reach the {whose} folder {path}: it can't be hidden.") for path in paths]
-    if info.open:
-        level = logging.INFO if info.isolates_people else logging.WARNING
-        lines.append((level, f"Open to jobs: {', '.join(info.open)}."))
-    if isolation.masked:
-        lines.append((logging.WARNING, f"{MASK_VARIABLE} is set: the sandbox does without {', '.join(isolation.masked)}."))
-    return lines
-
-
 # --- the facts ------------------------------------------------------------------------------------------------------------
 
 
@@ -222,8 +194,9 @@ def _places(config: Config, accounts: Accounts, jobs_dir: Path, env: Mapping[str
         hidden.discard(credentials)  # somebody works in there
     # 2. Of what can't be hidden, what the modes of its folder don't close either.
     exposed = {p for p in (own | control) - hidden if is_same or not _is_private(p, accounts.job_uid)}
-    # 3. Sockets of sessions and servers, and secrets in memory. With rights on files, hiding one folder of /tmp would forbid others there.
-    sessions = [p for p in sorted(hidden) if os.stat(os.path.dirname(p)).st_mode & stat.S_ISVTX]
+    # 3. Sockets of servers and sessions, and secrets in memory. Rights on files close no socket, and to hide a folder of /tmp by them
+    #    would forbid jobs to make one there.
+    sessions = [p for p in sorted(control & hidden) if _holds_only_sockets(p)]
     hidden -= set(sessions)
     sessions += [SESSIONS] if os.path.isdir(SESSIONS) else []
     if config.identity != "mapped":
@@ -261,6 +234,15 @@ def _holds_only_ours(folder: str, config: Config) -> bool:
         return all(name in ours or name.startswith(".") or name.endswith(".log") for name in os.listdir(folder))
     except OSError:
         return False
+
+
+def _holds_only_sockets(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            modes = [entry.stat(follow_symlinks=False).st_mode for entry in entries]
+    except OSError:
+        return False
+    return bool(modes) and all(map(stat.S_ISSOCK, modes))
 
 
 def _is_private(path: str, job_uid: int | None) -> bool:

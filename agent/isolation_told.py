@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from agent.config import ConfigError, config_load
-from agent.isolation import PROBLEMS, isolation_find
+from agent.isolation import isolation_find
+from agent.isolation_words import PROBLEMS
 
 
 def main(argv: list[str]) -> int:

@@ -143,7 +143,7 @@ def shared_name(config: Config) -> str:
 
 
 def _run(config: Config, credential: Credential, processes: Any, boot_id: str, isolation: Isolation) -> int:
-    from agent.isolation import isolation_lines
+    from agent.isolation_words import isolation_lines
     from agent.runner import Runner
 
     probe, backend = _probe(config)

@@ -14,7 +14,6 @@ import select
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from agent import cgroups, jobdir, launch, procs, rankdir, sandbox, secretdir
 from agent.processes import RankState, Recoverable
 from agent.protocol import ExitCause, ExitInfo, ProtocolError, RankId, RankSpec, rank_parts
 from agent.recovery import final_read, launch_failed, rank_examine, running_state
+from agent.removals import Removals
 from agent.zygotes import ZygoteLink
 
 log = logging.getLogger(__name__)
@@ -615,31 +615,6 @@ class RankProcesses:
         with contextlib.suppress(OSError):  # no directory, or no room in it
             rankdir.file_write(path, rankdir.STOP, {"cause": "stopped", "reason": "stranger", "grace_s": 0, "at": procs.boottime()})
         self._group_of(rank, None).kill()
-
-
-class Removals:
-    """Removes folders in a thread of its own, which lives while there is one: a job may leave a million files."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: list[str] = []
-        self._thread: threading.Thread | None = None
-
-    def add(self, path: str) -> None:
-        with self._lock:
-            self._waiting.append(path)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="removals", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._thread = None
-                    return
-                path = self._waiting.pop(0)
-            jobdir.remove(path)  # what can't be removed now is tried again at the next start
 
 
 def _half_of_all_pids() -> int | None:

@@ -21,6 +21,8 @@ log = logging.getLogger("nebula-agent")
 SYNC_TIMEOUT_S = 10.0
 FINAL_TIMEOUT_S = 3.0
 RETRY_S = (1.0, 60.0)
+#: While no sync is answered the log says so again after one minute, then after two more, four … up to this.
+TELL_S = (60.0, 1800.0)
 REFUSED_S = (30.0, 60.0)
 EVENTS_A_SYNC = 200
 EXCHANGE_AGAIN_S = 3600.0
@@ -71,6 +73,8 @@ class SyncLine:
         self.events = EventWindow()
         self.is_known = False  # the last answer took this session for the node's; until then each sync shows whose successor it is
         self._retry_s = RETRY_S[0]
+        self._away_since: float | None = None  # since the first try that was not answered
+        self._tell_at, self._tell_s = 0.0, TELL_S[0]
         self._columns = False  # the control plane reads statuses as columns; it says so with each answer
 
     def send(self, request: SyncRequest, *, final: bool = False) -> Orders | None:
@@ -95,9 +99,11 @@ class SyncLine:
             return None
         self._columns = orders.columns
         if self.trouble is not None or self.answered_at is None:
-            log.info("In touch with %s.", self._config.endpoint.url)
+            away = f" after {_span(time.monotonic() - self._away_since)}" if self._away_since is not None else ""
+            log.info("In touch with %s%s.", self._config.endpoint.url, away)
         if self.trouble is not None and self._credential is not None:
             self._credential.taken()
+        self._away_since = None
         self.trouble, self._retry_s, self.retry_at = None, RETRY_S[0], 0.0
         self.answered_at = time.time()
         self.next_at = time.monotonic() + max(0.05, orders.next_in_s) * self._rng.uniform(0.9, 1.05)
@@ -135,7 +141,15 @@ class SyncLine:
 
     def _later(self, text: str, wait_s: float | None) -> None:
         """Full jitter between 1 s and a bound that doubles to 60 s, or what the server asked for."""
-        if text != self.trouble:
+        now = time.monotonic()
+        if self._away_since is None:
+            self._away_since, self._tell_s = now, TELL_S[0]
+            self._tell_at = now + self._tell_s
+        if now >= self._tell_at:
+            log.warning("Still no sync, for %s now: %s. What runs here goes on.", _span(now - self._away_since), text.rstrip("."))
+            self._tell_s = min(TELL_S[1], self._tell_s * 2)
+            self._tell_at = now + self._tell_s
+        elif text != self.trouble:
             log.warning("No sync: %s.", text.rstrip("."))
         self.trouble = text
         wait_s = wait_s if wait_s is not None else self._rng.uniform(RETRY_S[0], max(RETRY_S[0], self._retry_s))
@@ -163,6 +177,11 @@ class SyncLine:
 
     def close(self) -> None:
         self._client.close()
+
+
+def _span(seconds: float) -> str:
+    minutes = int(seconds) // 60
+    return f"{int(seconds)} s" if minutes < 1 else f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def proof_sha256(proof: str) -> str:

@@ -85,6 +85,7 @@ class FakeControlPlane:
     logs: dict[RankId, bytearray] = field(default_factory=dict)
     log_puts: list[tuple[RankId, int, int]] = field(default_factory=list)  # rank, offset, bytes accepted
     artifacts: dict[tuple[RankId, str], bytes] = field(default_factory=dict)
+    artifact_most: int = 1024**3
     failures: list[Failure] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # what an honest agent must never do
     sessions: list[str] = field(default_factory=list)
@@ -398,6 +399,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(*answer)
         elif url.path.startswith("/api/agent/v1/artifacts/"):
             data = self._body()
+            asked = parse_qs(url.query).get("size")
+            if asked is not None:
+                has_room = int(asked[0]) <= plane.artifact_most
+                self._answer(200 if has_room else 413, {} if has_room else {"code": "file_large", "message": "Too large."})
+                return
             with plane.lock:
                 plane.artifacts[parts[-2], parts[-1]] = data
                 plane.lock.notify_all()

@@ -32,6 +32,8 @@ class Refusal(Exception):
 
 
 def _size_mib(text: str) -> int:
+    if re.fullmatch(r"0?\.\d{1,6}|1\.0+", text):  # a share of a GPU, as if all were sold with 24 GiB
+        return int(float(text) * 24_576)
     match = re.fullmatch(r"(\d+)([GM])", text)
     if match is None:
         raise Refusal(400, "invalid", f"gpu_mem: {text!r} is not a size; write it like 24G.", {"gpu_mem": ["not a size"]})

@@ -28,16 +28,21 @@ LOOK_EVERY = 64 * MIB
 
 @agent_view("PUT")
 def artifact_put(request: HttpRequest, *, node: Node, rank: str, name: str) -> HttpResponse:
-    """Streams one file to disk; a repeat replaces it. What can't be kept is refused before it is read where its length tells."""
+    """Streams one file to disk; a repeat replaces it. What can't be kept is refused before it is read where its length tells.
+
+    ``?size=N`` without a body only asks whether there is room for a file of N bytes.
+    """
     if not ARTIFACT_NAME.fullmatch(name) or not is_seen(name) or name in (".", ".."):
         return refuse(400, "invalid", "An artefact's name has 1 to 255 characters, no slash and no control characters.")
     row = own_rank(node, rank)
     if isinstance(row, HttpResponse):
         return row
     job = Job.objects.select_related("owner", "project").only("name", "owner", "project").get(pk=row.attempt.job_id)
-    size = _declared(request)
+    size, is_asked = _declared(request)
     try:
         _room_check(job, row, name, size)
+        if is_asked:
+            return HttpResponse(status=204)
         path, size, sha256 = _receive(request, artifact_path(rank, name))
         try:
             file_take(rank=row, job=job, name=name, size=size, sha256=sha256)
@@ -52,9 +57,11 @@ def artifact_put(request: HttpRequest, *, node: Node, rank: str, name: str) -> H
     return JsonResponse({"name": name, "size": size, "sha256": sha256}, status=201)
 
 
-def _declared(request: HttpRequest) -> int:
-    text = request.headers.get("Content-Length", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0
+def _declared(request: HttpRequest) -> tuple[int, bool]:
+    """How large the file will be, 0 = not told; and whether that is all that is asked."""
+    asked = request.GET.get("size")
+    text = request.headers.get("Content-Length", "") if asked is None else asked
+    return (int(text) if text.isascii() and text.isdigit() and len(text) < 16 else 0), asked is not None
 
 
 def _room_check(job: Job, rank: Rank, name: str, size: int) -> None:

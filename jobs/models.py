@@ -272,10 +272,34 @@ class IdempotencyKey(models.Model):
     created_at = models.DateTimeField(default=timezone.now, db_index=True)
 
     class Meta:
+        verbose_name = _("idempotency key")
+        verbose_name_plural = _("idempotency keys")
         constraints = (models.UniqueConstraint(fields=("user", "key"), name="idempotency_once"),)
 
     def __str__(self) -> str:
         return self.key
+
+
+class RefusedSubmit(models.Model):
+    """A submit that was refused, as jobs.services.refused keeps it: what was asked for, without command and variables, and why not."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, verbose_name=_("user"), on_delete=models.CASCADE, related_name="+")
+    project = models.ForeignKey(
+        "quotas.Project", verbose_name=_("project"), on_delete=models.SET_NULL, null=True, related_name="+", db_index=False
+    )
+    name = models.CharField(_("name"), max_length=120)
+    asked = models.JSONField(_("asked for"), default=dict)
+    code = models.CharField(_("reason"), max_length=40)
+    params = models.JSONField(_("numbers"), default=dict)
+    times = models.PositiveIntegerField(_("times"), default=1)
+    at = models.DateTimeField(_("last time"), default=timezone.now, db_index=True)
+
+    class Meta:
+        verbose_name = _("refused submit")
+        verbose_name_plural = _("refused submits")
+
+    def __str__(self) -> str:
+        return f"{self.user_id}: {self.name}, {self.code}"
 
 
 class Restore(models.Model):

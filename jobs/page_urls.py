@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import curves, diagnose, sooner_views, submit_views, views
+from jobs import curves, diagnose, refused_views, sooner_views, submit_views, views
 
 urlpatterns = [
     path("", views.job_list, name="job-list"),
     path("newer/", views.job_newer, name="job-newer"),
     path("starts/", views.job_starts, name="job-starts"),
     path("rows/", views.job_rows, name="job-rows"),
+    path("refused/", refused_views.jobs_refused, name="jobs-refused"),
     path("cancel/", views.jobs_cancel, name="jobs-cancel"),
     path("new/", submit_views.job_new, name="job-new"),
     path("new/sooner/", sooner_views.new_sooner, name="job-new-sooner"),

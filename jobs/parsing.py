@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, Final
 
 from quotas.human_text import UNSEEN, is_seen
@@ -48,7 +49,7 @@ _SIZE: Final = re.compile(r"([0-9]{1,12})(\.[0-9]{1,6})?\s*([A-Za-z]*)")
 def size_mib(value: str | int) -> int:
     """``"24G"`` → 24576, ``"512M"`` → 512, ``"1.5G"`` → 1536; a plain number is MiB.
 
-    Raises Unreadable: ``size_unreadable``, ``size_fraction`` (a share of a card, such as 0.5), ``size_range``.
+    Raises Unreadable: ``size_unreadable``, ``size_fraction`` (a number with a point and no unit, such as 0.5), ``size_range``.
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise Unreadable("size_unreadable", value=shorten(str(value)))
@@ -70,6 +71,22 @@ def size_mib(value: str | int) -> int:
     if not 1 <= mib <= MAX_INT:
         raise Unreadable("size_range", value=shorten(text))
     return mib
+
+
+def size_or_share(value: str | int) -> int | Fraction:
+    """As ``size_mib``; a number with a point and without a unit is a share of a GPU (D27): ``"0.5"`` → 1/2, ``"1.0"`` → 1.
+
+    Raises Unreadable: what ``size_mib`` raises, and ``share_range`` for a share that is not above 0 and at most 1.
+    """
+    try:
+        return size_mib(value)
+    except Unreadable as error:
+        if error.code != "size_fraction":
+            raise
+    share = Fraction(str(value).strip())
+    if not 0 < share <= 1:
+        raise Unreadable("share_range", value=shorten(str(value)))
+    return share
 
 
 # --- times ----------------------------------------------------------------------------------------------------

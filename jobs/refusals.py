@@ -8,6 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from jobs.wording import REASONS, Params, Sentence, quota_sentence, said
+from jobs.wording.numbers import gib, listed
 from quotas.errors import DomainError
 
 _HINT = "-- sh -c '…'"
@@ -38,7 +39,15 @@ ERRORS: dict[str, Sentence] = {
     ),
     "project_not_found": _template(gettext_lazy("There is no project %(project)s that you may submit to.")),
     "size_unreadable": _template(gettext_lazy("%(value)s is no memory size; write 24G, 512M, or a number of MiB.")),
-    "size_fraction": _template(gettext_lazy("%(value)s is a share of a GPU, which is not supported; write a size such as 12G.")),
+    "size_fraction": _template(gettext_lazy("%(value)s has no unit; write a size such as 12G or 512M.")),
+    "share_range": _template(
+        gettext_lazy("%(value)s is no share of a GPU: it must be above 0 and at most 1, such as 0.5; or write a size such as 12G.")
+    ),
+    "share_no_gpu": _template(gettext_lazy("No GPU here is of this kind, so %(value)s of one is no size; write one such as 12G.")),
+    "share_many_sizes": lambda p: (
+        _("%(value)s of a GPU is not one size: suitable GPUs here have %(sizes)s. Name a model, or write a size such as 12G.")
+        % {**p, "sizes": listed([gib(size) for size in p["sizes"]])}
+    ),
     "size_range": _template(gettext_lazy("%(value)s is no possible memory size; write 24G, 512M, or a number of MiB.")),
     "time_unreadable": _template(
         gettext_lazy("%(value)s is no time limit; write h:mm:ss such as 2:00:00, days such as 2-12:00:00, or 90m, 2h, or seconds.")

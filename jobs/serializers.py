@@ -7,7 +7,9 @@ nothing here causes a query. jobs/schemas.py describes it for OpenAPI; a test co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
+from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +27,7 @@ from jobs.models import Artifact, Attempt, Job, JobEvent, Rank
 from jobs.outlooks import Told, iso, reason_dated
 from jobs.policy import policy_current
 from jobs.requests import JobRequest
+from jobs.shares import share_mib, sizes_for
 from nodes.serializers import uuid_short
 from quotas.models import User
 from quotas.secret_masks import secrets_weigh
@@ -81,11 +84,11 @@ class StringOrInteger(serializers.Field[Any, Any, Any, Any]):
 
     default_error_messages = {"invalid": gettext_lazy("Must be a string or a whole number.")}
 
-    def __init__(self, parse: Callable[[str | int], int], **kwargs: Any) -> None:
+    def __init__(self, parse: Callable[[str | int], Any], **kwargs: Any) -> None:
         self.parse = parse
         super().__init__(**kwargs)
 
-    def to_internal_value(self, data: Any) -> int:
+    def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, bool) or not isinstance(data, str | int):
             self.fail("invalid")
         return _read(self.parse, data)
@@ -124,7 +127,10 @@ class SubmitRequest(InputSerializer):
     )
     gpu_count = StrictInteger(required=False, default=1, min_value=0, max_value=100_000, help_text="For the whole job; 0 = CPU only.")
     gpu_mem = StringOrInteger(
-        parsing.size_mib, required=False, allow_null=True, help_text="On each GPU: 24G, 512M, or MiB. Without: whole GPUs."
+        parsing.size_or_share,
+        required=False,
+        allow_null=True,
+        help_text='On each GPU: 24G, 512M, MiB, or a share of it such as "0.5". Without: whole GPUs.',
     )
     gpu_mem_mib = StrictInteger(required=False, allow_null=True, min_value=1, max_value=parsing.MAX_INT)
     exclusive = StrictBoolean(required=False, default=False, help_text="Whole GPUs, however little memory is asked for.")
@@ -252,7 +258,7 @@ class SubmitRequest(InputSerializer):
                 secrets_weigh({ref.id for ref in refs})
             except SecretRefused as error:
                 raise serializers.ValidationError({"secrets": [error.message]}, code=error.code) from error
-        return JobRequest(
+        found = JobRequest(
             name=data.get("name") or parsing.name_from_argv(argv),
             argv=tuple(argv),
             project=project,
@@ -260,7 +266,7 @@ class SubmitRequest(InputSerializer):
             env=data.get("env") or {},
             secrets=tuple(secrets),
             gpu_count=data["gpu_count"],
-            gpu_mem_mib=_either(data, "gpu_mem", "gpu_mem_mib"),
+            gpu_mem_mib=None if isinstance(data.get("gpu_mem"), Fraction) else _either(data, "gpu_mem", "gpu_mem_mib"),
             nodes=data["nodes"],
             time_limit_s=_either(data, "time", "time_limit_s"),
             checkpoint=data["checkpoint"],
@@ -274,6 +280,12 @@ class SubmitRequest(InputSerializer):
             qos=data["qos"],
             constraints=needs.constraints_of({**(data.get("constraints") or {}), **host, "exclusive": data["exclusive"]}),
         )
+        if not isinstance(data.get("gpu_mem"), Fraction):
+            return found
+        try:
+            return replace(found, gpu_mem_mib=share_mib(data["gpu_mem"], sizes_for(found)))
+        except parsing.Unreadable as error:
+            raise _refuse("gpu_mem", error.code, **error.params) from error
 
 
 class HoldRequest(InputSerializer):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from django.urls import path
 
-from jobs import api, clone_api, declare_api, diagnose, estimate_api, output_api, samples_api, storage_api
+from jobs import api, clone_api, declare_api, diagnose, estimate_api, output_api, refused_views, samples_api, storage_api
 
 urlpatterns = [
     path("jobs/", api.JobListView.as_view(), name="api-jobs"),
     path("jobs/submit", api.JobSubmitView.as_view(), name="api-job-submit"),
+    path("jobs/refused", refused_views.RefusedListView.as_view(), name="api-jobs-refused"),
     path("jobs/apply", declare_api.JobApplyView.as_view(), name="api-job-apply"),
     path("jobs/estimate", estimate_api.JobEstimateView.as_view(), name="api-job-estimate"),
     path("jobs/<int:id>", api.JobDetailView.as_view(), name="api-job-detail"),

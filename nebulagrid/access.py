@@ -69,6 +69,7 @@ GET          user    -             cells/users/
 GET          user    -             search/
 GET          user    -             docs/
 GET          user    -             docs/<slug:name>/
+GET          user    -             jobs/refused/
 GET          user    -             jobs/
 GET          user    -             jobs/newer/
 GET          user    -             jobs/starts/
@@ -254,6 +255,7 @@ DELETE       user    own           manage  own    notices/channels/<int:id>
 POST         user    own           manage  own    notices/channels/<int:id>/test
 GET          user    -             read    any    jobs/
 POST         user    -             submit  any    jobs/submit
+GET          user    -             read    any    jobs/refused
 POST         user    -             submit  any    jobs/apply
 POST         user    -             read    any    jobs/estimate
 GET          user    job.see       read    any    jobs/<int:id>

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.core.mail import EmailMessage
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+from django.utils import translation
 from django.utils.translation import gettext as _
 
 from quotas.audit import audit
@@ -47,6 +48,12 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
             text = _("Accounts here are for addresses at %(domains)s.") % {"domains": ", ".join(settings.SIGNUP)}
             raise forms.ValidationError(text)
         return email
+
+    def add_message(self, request: HttpRequest, *args: Any, **more: Any) -> None:
+        """In the language of the person: who has just signed in was asked in the browser's, and reads on in the own one."""
+        wanted = getattr(request.user, "language", "") if settings.LANGUAGE_COOKIE_NAME not in request.COOKIES else ""
+        with translation.override(wanted if wanted in dict(settings.LANGUAGES) else translation.get_language()):
+            super().add_message(request, *args, **more)
 
     def save_user(self, request: HttpRequest, user: Any, form: Any, commit: bool = True) -> Any:
         user = super().save_user(request, user, form, commit=commit)

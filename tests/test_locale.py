@@ -13,6 +13,7 @@ import pytest
 from django.contrib import admin
 from django.utils import translation
 from django.utils.functional import Promise
+from django.utils.translation import trans_real
 
 from tests.po import CONTEXT, LOCALE, PLURAL, ROOT, mo_bytes, po_read
 
@@ -100,6 +101,45 @@ def test_a_translation_leaves_no_number_out(chinese: dict[str, str]) -> None:
     # Of a plural's two sources either may be the one that it follows.
     odd = [key for key, value in chinese.items() if key and value and not numbers_of(key.split(PLURAL)[0]) <= numbers_of(value)]
     assert odd == []
+
+
+#: A western sign at the end of a Chinese word, where a sentence ends or goes on.
+WESTERN_STOP = re.compile(r"[\u4e00-\u9fff）」”][.,;!?](?=\s|$)")
+COMMAND_LINE = ROOT / "client" / "locale" / "zh_CN" / "LC_MESSAGES" / "nebula.po"
+OURS = [LOCALE / "zh_Hans" / "LC_MESSAGES" / "django.po", COMMAND_LINE]
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def test_a_sentence_ends_with_a_chinese_stop(path: Path) -> None:
+    pairs = po_read(path.read_text(encoding="utf-8")).items()
+    endless = [
+        key
+        for key, value in pairs
+        if key.split(PLURAL)[0].rstrip().endswith((".", "!", "?"))
+        and re.search("[\u4e00-\u9fff]", value)
+        and not value.split(PLURAL)[0].rstrip().endswith(("。", "！", "？", "…", "：", "”", "）"))
+    ]
+    assert endless == []
+
+
+def test_no_chinese_word_has_a_western_stop_whoever_wrote_it() -> None:
+    """All catalogues together, as Django reads them: what a package got wrong is put right in ours."""
+    catalogue = trans_real.translation("zh-hans")._catalog  # type: ignore[attr-defined]
+    texts = {str(catalogue[key]) for key in {key for key, _text in catalogue.items()}}
+    texts |= set(po_read(COMMAND_LINE.read_text(encoding="utf-8")).values())
+    assert len(texts) > 2000
+    assert {text for text in texts if WESTERN_STOP.search(text)} == set()
+
+
+def test_the_administration_speaks_chinese_in_the_plural_too() -> None:
+    with translation.override("zh-hans"):
+        names = {
+            str(name)
+            for model in admin.site._registry
+            if model._meta.app_label in {"jobs", "nodes", "quotas"}
+            for name in (model._meta.verbose_name, model._meta.verbose_name_plural)
+        }
+    assert {name for name in names if not re.search("[\u4e00-\u9fff]", name)} <= {"rank"}  # a word of the trade (docs/glossary.md)
 
 
 @pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-3])

@@ -50,6 +50,14 @@ def signed_in(user: User) -> Client:
 # --- sign-in ----------------------------------------------------------------------------------------------------------
 
 
+def test_who_reads_chinese_is_greeted_in_chinese_after_signing_in_from_an_english_browser() -> None:
+    user_make("chen@lab.example", password=PASSWORD, language="zh-hans")
+    browser = Client(headers={"Accept-Language": "en"})
+    page = browser.post("/accounts/login/", {"login": "chen@lab.example", "password": PASSWORD}, follow=True).content.decode()
+    assert "成功登录。" in page
+    assert "Successfully" not in page
+
+
 def test_people_sign_in_with_their_address_and_out_again(lin: User) -> None:
     browser = Client()
     assert browser.get("/accounts/login/").status_code == 200

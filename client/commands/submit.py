@@ -58,7 +58,10 @@ def submit(
     name: Annotated[str | None, typer.Option("--name", metavar="TEXT", help=_("A name to find the job by."))] = None,
     gpu_count: Annotated[int, typer.Option("--gpu-count", metavar="N", min=0, help=_("GPUs of the whole job; 0 = CPU only."))] = 1,
     gpu_mem: Annotated[
-        str | None, typer.Option("--gpu-mem", metavar="SIZE", help=_("Memory on each GPU: 24G, 12288M. Without it: whole cards."))
+        str | None,
+        typer.Option(
+            "--gpu-mem", metavar="SIZE", help=_("Memory on each GPU: 24G, 12288M, or a share of it such as 0.5. Without it: whole cards.")
+        ),
     ] = None,
     exclusive: Annotated[bool, typer.Option("--exclusive", help=_("Whole cards, however little memory is asked for."))] = False,
     nodes: Annotated[int, typer.Option("--nodes", metavar="N", min=1, help=_("Machines to spread over."))] = 1,

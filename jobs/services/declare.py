@@ -6,6 +6,7 @@ happens. With another content, a waiting job gives way to the new one; one that 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -19,8 +20,9 @@ from jobs.errors import InvalidState, NeverFits
 from jobs.lifecycle import FINAL, JobState
 from jobs.models import AppliedJob, Job
 from jobs.requests import JobRequest
-from jobs.services.replace import job_replace
-from jobs.services.submit import job_submit, never_fits
+from jobs.services.refused import refusals_noted
+from jobs.services.replace import job_exchange
+from jobs.services.submit import job_insert, never_fits
 from quotas.models import User
 
 HIDDEN = "…"
@@ -71,13 +73,14 @@ def job_apply(
     now = now or timezone.now()
     key = (key or request.name)[:200]
     content = content_of(request)
-    try:
-        with transaction.atomic():
-            return _apply(owner=owner, request=request, key=key, content=content, is_dry=is_dry, is_retry=is_retry, now=now)
-    except IntegrityError:
-        # The first apply of this key, twice at once: the other one has made it by now.
-        with transaction.atomic():
-            return _apply(owner=owner, request=request, key=key, content=content, is_dry=is_dry, is_retry=is_retry, now=now)
+    with nullcontext() if is_dry else refusals_noted(owner, request):
+        try:
+            with transaction.atomic():
+                return _apply(owner=owner, request=request, key=key, content=content, is_dry=is_dry, is_retry=is_retry, now=now)
+        except IntegrityError:
+            # The first apply of this key, twice at once: the other one has made it by now.
+            with transaction.atomic():
+                return _apply(owner=owner, request=request, key=key, content=content, is_dry=is_dry, is_retry=is_retry, now=now)
 
 
 def _apply(*, owner: User, request: JobRequest, key: str, content: dict[str, Any], is_dry: bool, is_retry: bool, now: datetime) -> Applied:
@@ -110,8 +113,8 @@ def _apply(*, owner: User, request: JobRequest, key: str, content: dict[str, Any
     if row is None:
         row = AppliedJob.objects.create(owner=owner, project=request.project, key=key)
     if action == "replaced" and job is not None:
-        made, _ = job_replace(job=job, by=owner, request=request)
+        made, _ = job_exchange(job=job, by=owner, request=request)
     else:
-        made, _ = job_submit(owner=owner, request=request, now=now)
+        made, _ = job_insert(owner=owner, request=request, now=now)
     AppliedJob.objects.filter(pk=row.pk).update(job=made, content=content, updated_at=now)
     return Applied(action=action, job=made, diff=diff, replaces=job.pk if action == "replaced" and job is not None else None)

@@ -21,6 +21,7 @@ from jobs.notify import jobs_changed, pass_nudge
 from jobs.requests import JobRequest
 from jobs.scheduler import Policy, Reason, Request, never_reason
 from jobs.services.moves import event_add
+from jobs.services.refused import refusals_noted
 from jobs.services.text import text_bytes, text_of_active_check, text_of_day_check
 from quotas.disk import disk_check
 from quotas.errors import DomainError, QuotaExceeded
@@ -30,6 +31,19 @@ from quotas.sql import rows_insert
 
 
 def job_submit(
+    *,
+    owner: User,
+    request: JobRequest,
+    idempotency_key: str | None = None,
+    body_sha256: str | None = None,
+    now: datetime | None = None,
+) -> tuple[Job, bool]:
+    """As ``job_insert``; a refusal leaves a row (jobs.services.refused). Not for use within a transaction, which would lose it."""
+    with refusals_noted(owner, request):
+        return job_insert(owner=owner, request=request, idempotency_key=idempotency_key, body_sha256=body_sha256, now=now)
+
+
+def job_insert(
     *,
     owner: User,
     request: JobRequest,

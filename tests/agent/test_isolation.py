@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import socket
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +21,9 @@ from agent.isolation import (
     Places,
     accounts_judge,
     isolation_find,
-    isolation_lines,
     reach_judge,
 )
+from agent.isolation_words import isolation_lines
 from agent.protocol import REACH, IsolationInfo
 from agent.sandbox_probe import Finding
 
@@ -115,6 +118,26 @@ def test_a_folder_that_is_not_there_or_holds_the_home_is_told_and_not_taken_for_
     if found.info.ready:
         assert "control_files" in found.info.open
         assert "agent_files" not in found.info.open
+
+
+def test_a_data_folder_in_a_place_for_all_is_hidden_and_a_folder_of_sockets_is_no_reason_to_close_that_place(config: Config) -> None:
+    """/tmp/grid and /tmp/nebulagrid-1000-…: with rights on files alone, the first must be closed and the second can't."""
+    data, sockets = (Path(tempfile.mkdtemp(prefix="isolation-")) for _ in range(2))
+    try:
+        with socket.socket(socket.AF_UNIX) as line:
+            line.bind(str(sockets / "redis.sock"))
+            (data / "key").touch(mode=0o600)
+            odd = replace(config, hidden_dirs=(data, sockets))
+            found = isolation_find(odd, {"HOME": "/nonexistent", MASK_VARIABLE: "mounts"})
+            assert str(data) in found.places.hidden
+            assert str(sockets) in found.places.sessions
+            if found.info.sandbox == "landlock":
+                assert str(data) in found.finding.plan["hidden"]
+                assert str(sockets) not in found.finding.plan["hidden"]
+                assert "paths" in found.info.open
+    finally:
+        for folder in (data, sockets):
+            shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("mask", ["mount", "landlock=9", "mounts;userns"])

@@ -108,7 +108,8 @@ def test_a_folder_that_is_a_link_is_not_followed(uploading: Uploading, tmp_path:
 
 
 def test_a_file_above_the_limit_is_left_out(uploading: Uploading, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts_module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(artifacts_module, "ASK_BYTES", 100)
+    uploading.plane.artifact_most = 1000
     uploading.folder.joinpath("fits").write_bytes(b"x" * 1000)
     uploading.folder.joinpath("large").write_bytes(b"x" * 1001)
     assert uploading.upload() == {"fits": b"x" * 1000}

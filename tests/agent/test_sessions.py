@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.config import config_load
-from agent.http import Answer
+from agent.http import Answer, Unreachable
 from agent.protocol import SyncRequest
 from agent.store import PROOFS_KEPT, Store
 from agent.syncline import SyncLine, proof_sha256
@@ -21,10 +22,13 @@ class Plane:
     """Answers what the test says."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[Answer | None] = []  # None = it can't be reached
 
     def request_json(self, method: str, path: str, value: Any, *, timeout_s: float | None = None) -> Answer:
-        return self.answers.pop(0)
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise Unreachable("nobody there")
+        return answer
 
     def close(self) -> None:
         pass
@@ -102,3 +106,32 @@ def test_the_secrets_are_told_to_nobody_who_prints_a_request() -> None:
     request = SyncRequest(session="s", boot_id="b", seq=1, proofs=("the secret",), proof_sha256=proof_sha256("x"))
     assert "the secret" not in repr(request)
     assert SyncRequest.from_json(request.to_json()) == request
+
+
+def test_being_cut_off_is_said_as_it_goes_on_less_and_less_often(
+    line: tuple[SyncLine, Plane], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "nebula-agent")
+    clock = [1000.0]
+    monkeypatch.setattr("agent.syncline.time.monotonic", lambda: clock[0])
+    agent, plane = line
+    said: list[int] = []
+
+    def send(answer: Answer | None) -> None:
+        caplog.clear()
+        plane.answers = [answer]
+        agent.send(SYNC)
+
+    for minute in range(240):
+        clock[0] = 1000.0 + 60 * minute
+        send(None)
+        if caplog.records:
+            said.append(minute)
+            assert "nobody there" in caplog.text
+            assert (f"for {minute} min now" in caplog.text or minute >= 120) == (minute > 0)
+    assert said == [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181, 211]
+    clock[0] += 60
+    send(TAKEN)
+    assert "after 4 h 0 min" in caplog.text
+    send(None)
+    assert "No sync: nobody there" in caplog.text  # and so on from the beginning

@@ -128,6 +128,20 @@ def test_a_file_is_refused_before_it_is_read_where_its_length_tells(world: World
     assert world.kept.refused[0]["name"] == "large.bin"
 
 
+def test_an_agent_asks_whether_there_is_room_before_it_sends_a_large_file(world: World, settings: Any) -> None:
+    settings.ARTIFACTS_JOB_MIB = 1
+
+    def ask(name: str, size: object) -> int:
+        return world.agent.http.put(f"{PAGE}/{world.rank.key}/{name}?size={size}").status_code
+
+    assert ask("fits.bin", MIB) == 204
+    assert not Artifact.objects.exists()
+    assert not JobFiles.objects.exists()
+    assert ask("sparse.bin", 1024 * MIB + 1) == 413
+    assert [(one["name"], one["size"]) for one in world.kept.refused] == [("sparse.bin", 1024 * MIB + 1)]
+    assert ask("x", "many") == 204  # what is no number tells nothing
+
+
 def test_a_persons_limit_counts_the_files_and_output_of_all_jobs(world: World) -> None:
     Quota.objects.filter(user=world.owner).update(max_storage_mib=1)
     other = world.lab.submit(owner=world.owner, argv=("true",))
