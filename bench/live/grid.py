@@ -66,17 +66,20 @@ class Grid:
         up: Sequence[str] | None = None,
         database: Path | None = None,
         as_root: bool = False,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         """``up``: arguments of `manage.py up`; None = ``agents`` agents with ``scenario``. ``database``: a closed SQLite file whose copy
         a fresh data folder begins with (a migrated one saves the seconds of migrating); None = the first start makes it. ``as_root``: where
         root starts it, root it is, with accounts of its own for control plane and jobs; ``folder`` must then be where those can get to.
-        Else it runs under one plain account, whoever starts it (``bench.live.plain``)."""
+        Else it runs under one plain account, whoever starts it (``bench.live.plain``). ``prepare`` is
+        called in its process before it begins."""
         self.folder = folder
         self.data = folder / "data"
         self.port = port or port_pick()
         self.agents = agents
         self.database = database
         plain = os.geteuid() == 0 and not as_root
+        self._prepare = prepare
         self.python = [sys.executable, "-m", "bench.live.plain", "--", sys.executable] if plain else [sys.executable]
         self.url = f"http://127.0.0.1:{self.port}"
         self.output = folder / "up.log"
@@ -113,7 +116,7 @@ class Grid:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGINT),  # a test run that is killed leaves no control plane at work
+                preexec_fn=self._before_exec(),
             )
         process = self.process
 
@@ -129,6 +132,17 @@ class Grid:
         except GridError as error:
             raise GridError(f"{error}\n{self.tail()}") from error
         return time.monotonic() - began
+
+    def _before_exec(self) -> Callable[[], None]:
+        """A test run that is killed leaves no control plane at work."""
+        ask, prepare = die_with_parent(signal.SIGINT), self._prepare
+
+        def both() -> None:
+            if prepare is not None:
+                prepare()
+            ask()
+
+        return both
 
     def _database_lay(self) -> None:
         """The copy to begin with, where there is no database yet."""

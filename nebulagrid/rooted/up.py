@@ -121,8 +121,8 @@ def _prepare(argv: list[str], layout: Layout, control: Account, jobs: Account | 
             pass_fds=[theirs.fileno()],
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
-    # Ctrl-C reaches the child, too; its end is seen here.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever stops us stops the child; its end is seen here.
+    before = signal.signal(signal.SIGINT, lambda number, frame: child.send_signal(number))
     files = RootsFiles(layout, named=os.environ.get("NEBULA_CONFIG"))
     extra = {"folder": str(Path.cwd()), "bin": str(Path(sys.prefix) / "bin")}
     with ours:

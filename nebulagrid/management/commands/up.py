@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import pwd
 import secrets
 import socket
 import sys
@@ -26,8 +27,10 @@ from django.core.management.base import BaseCommand, CommandError, SystemCheckEr
 from django.db import DatabaseError, connections
 
 from agent.config import file_write_private
+from client.errors import ProfileError
+from client.profile import Profile, profile_read, profile_save
 from nebulagrid.checks import is_loopback
-from nebulagrid.demo import lab_nodes
+from nebulagrid.demo import FOLDER, lab_nodes
 from nebulagrid.reach import reach_find, reach_lines
 from nebulagrid.rooted.line import RootFiles
 from nebulagrid.startagents import agent_provide, agents_provide, jobs_root
@@ -147,6 +150,16 @@ class Command(BaseCommand):
                 "Set NEBULA_TLS_CERT and NEBULA_TLS_KEY, or put an HTTPS proxy in front.",
                 returncode=2,
             )
+        for name, path in (("NEBULA_TLS_CERT", settings.TLS_CERT), ("NEBULA_TLS_KEY", settings.TLS_KEY)):
+            if path and not os.access(path, os.R_OK):
+                who = pwd.getpwuid(os.getuid()).pw_name if isinstance(self.files, RootFiles) else "this account"
+                raise CommandError(f"{name} names {path}, which {who} can't read; the web server runs as that one.", returncode=2)
+        if not port_may_be_bound(settings.PORT):
+            raise CommandError(
+                f"Port {settings.PORT} is for root alone, and the web server never runs as root: set NEBULA_PORT to one above 1023 and "
+                "put a proxy in front, or let others use it (sysctl net.ipv4.ip_unprivileged_port_start).",
+                returncode=2,
+            )
         if not port_free(settings.BIND, settings.PORT):
             raise CommandError(
                 f"Port {settings.PORT} on {settings.BIND} is in use; stop what uses it or set NEBULA_PORT to another.", returncode=2
@@ -246,8 +259,24 @@ class Command(BaseCommand):
 
         ca_file = ca_find(tls_ca=settings.TLS_CA, tls_cert=settings.TLS_CERT)
         people = people_provide(data=settings.DATA_DIR, endpoint=settings.BASE_URL, ca_file=str(ca_file) if ca_file else None)
+        if isinstance(self.files, RootFiles):
+            self._demo_admin(ca_file)
         width = max(len(person.email) for person, _ in people)
         return [f"            {person.email:<{width}}  password: {password}" for person, password in people]
+
+    @staticmethod
+    def _demo_admin(ca_file: Path | None) -> None:
+        """The administrator's profile is root's, and the feeder is not: it has one of its own."""
+        from quotas.models import User
+        from quotas.tokens import token_authenticate, token_create
+
+        path = settings.DATA_DIR / FOLDER / "admin.json"
+        with contextlib.suppress(ProfileError):
+            if (token := profile_read(path).get("token")) and token_authenticate(token) is not None:
+                return
+        admin = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")[0]
+        _, token = token_create(user=admin, name="make demo")
+        profile_save(path, Profile(endpoint=settings.BASE_URL, token=token, ca_file=str(ca_file) if ca_file else None))
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -272,6 +301,17 @@ class Command(BaseCommand):
         file_write_private(path, plan.to_json())
         os.set_inheritable(lock, True)
         os.execv(sys.executable, [sys.executable, "-m", "nebulagrid.supervisor", str(path)])  # noqa: S606
+
+
+def port_may_be_bound(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except PermissionError:
+            return False
+        except OSError:
+            return True  # in use, say
+    return True
 
 
 def child_given(child: ChildSpec) -> dict[str, Any]:
