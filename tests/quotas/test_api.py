@@ -150,7 +150,7 @@ def test_me_tells_projects_and_quota(lin: User) -> None:
         ("nlp", "user", False),
     ]
     assert (me["quota"]["gpu_hours"], me["quota"]["used_gpu_hours"], me["quota"]["max_cards"]) == (10, 1.5, 4)  # 5400 s ÷ 3600
-    assert me["quota"]["max_active_jobs"] is None
+    assert me["quota"]["max_active_jobs"] == 2000  # NEBULA_DEFAULT_ACTIVE_JOBS
     assert me["quota"]["resets_at"]
 
 
