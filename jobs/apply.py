@@ -22,7 +22,7 @@ from agent.protocol import rank_id, spec_sha256
 from jobs import snapshot
 from jobs.engines import agent as engine
 from jobs.job_secrets import secret_refs
-from jobs.lifecycle import JobState, OnNodeLoss
+from jobs.lifecycle import FINAL, JobState, OnNodeLoss
 from jobs.model_caps import room_read
 from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import nodes_nudge
@@ -260,6 +260,16 @@ def _rows_insert(
             for position, grant in enumerate(mine)
         ],
     )
+
+
+def places_store(plan: core.Plan, before: Mapping[int, core.Place]) -> int:
+    """Keeps for the next pass what cards are kept for whom (``core.Place``). A statement for each job where that changed: of a few, as
+    one job in each pool has cards kept. Returns how many."""
+    changed = {job: plan.places.get(job) for job in {*before, *plan.places} if before.get(job) != plan.places.get(job)}
+    for job, place in sorted(changed.items()):
+        kept = None if place is None else {"gpus": place.gpus, "users": place.users, "since": place.since, "jobs": place.jobs}
+        Job.objects.filter(pk=job).exclude(state__in=FINAL).update(place=kept)
+    return len(changed)
 
 
 def reasons_store(plan: core.Plan, waits: Mapping[int, snapshot.Wait], *, now: datetime, refresh_s: float = 45.0) -> int:

@@ -80,6 +80,8 @@ class Job(models.Model):
     idle_warned_at = models.DateTimeField(_("told that it is idle"), null=True, blank=True, editable=False)
     # Nobody may be watching it: it is stopped then unless somebody renews it (jobs/services/ownerless.py). None = no end but its own.
     lease_until = models.DateTimeField(_("stopped unless renewed by"), null=True, blank=True, editable=False)
+    # Cards that were kept for it, and against whom it keeps its place: {"gpus", "users", "since", "jobs"} of scheduler.Place. Null = none.
+    place = models.JSONField(null=True, editable=False)
     # how it went
     epoch = models.PositiveIntegerField(_("epoch"), default=0)
     # After a restore: later attempts begin above every epoch that a node may have seen, and none does before all have spoken.

@@ -65,7 +65,7 @@ _waiting_rows = Select(
     .values_list(
         "pk", "gpu_count", "gpu_mem_mib", "nodes", "constraints", "submitted_at", "priority", "owner_id", "project_id",
         "time_limit_s", "held", "held_why", "held_by__email", "is_restored", "queue", "qos", "predicted_s",
-        "requeues", "wait_code", "wait_params", "wait_at", "held_s", "secrets",
+        "requeues", "wait_code", "wait_params", "wait_at", "held_s", "secrets", "place",
     )
 )  # fmt: skip
 #: Where the live jobs without a card run; a program that has ended holds nothing of its host any more.
@@ -223,12 +223,15 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
     lacks = lacks_read(owners, demanded_by(nodes))
     nowhere: frozenset[int] = frozenset()
     waits: dict[int, Wait] = {}
+    places: dict[int, core.Place] = {}
     jobs: list[core.Job] = []
     for (
         pk, count, mem, nodes_n, limits, submitted, priority, owner, project, limit, held, why, by, restored, queue, qos, predicted,
-        _requeues, code, code_params, code_at, held_s, secrets,
+        _requeues, code, code_params, code_at, held_s, secrets, place,
     ) in waiting:  # fmt: skip
         waits[pk] = Wait(code, code_params, code_at, held)
+        if place is not None:
+            places[pk] = core.Place(gpus=tuple(place["gpus"]), users=tuple(place["users"]), since=place["since"], jobs=tuple(place["jobs"]))
         hold, params = (None, {})
         if held:
             hold, params = "held", {"by": by or "", "why": why}
@@ -272,5 +275,6 @@ def read(now: datetime) -> tuple[core.Snapshot, dict[int, Wait]]:
         usage=usage,
         project_usage=project_usage,
         mix=lately.mix,
+        places=places,
     )
     return view, waits

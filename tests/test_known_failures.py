@@ -655,6 +655,16 @@ FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
             "agent/test_zygote.py": ("test_the_exit_code_is_kept_even_if_the_program_ends_before_a_new_shim_comes",),
         },
     ),
+    "F31": (
+        "cards drain for a job and are given back to those they drained of, again and again",
+        {
+            "scheduler/test_places.py": (
+                "test_a_job_of_all_cards_starts_after_at_most_twelve_small_ones_of_another_owner",
+                "test_a_place_that_was_lost_to_those_whose_cards_drained_is_not_lost_again",
+                "test_no_decision_of_one_pass_is_undone_by_the_next_without_an_event",
+            ),
+        },
+    ),
     "F33": (
         "a card that was replaced is missing for ever, and the new one gets work untested",
         {

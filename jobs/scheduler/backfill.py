@@ -25,7 +25,7 @@ from jobs.scheduler.need import Need
 from jobs.scheduler.pool import Pool, PoolCard
 from jobs.scheduler.predict import longest_s, remaining_s
 from jobs.scheduler.shapes import Shape
-from jobs.scheduler.types import Job, Kept, Policy, Reason, Running, Slice, Snapshot
+from jobs.scheduler.types import Job, Kept, Place, Policy, Reason, Running, Slice, Snapshot
 
 #: When a job ends: (end by this pass's estimates, start), both seconds; least = soonest.
 EndKey = tuple[float, float]
@@ -79,6 +79,12 @@ class Ends:
             return self._now + (self._policy.limit_max_s if job.time_limit_s is None else job.time_limit_s)
         return self._now + longest_s(job.time_limit_s, job.predicted_s, self._policy, strict=self._is_strict)
 
+    def user_of(self, part: Slice) -> int | None:
+        """Whose live job has it."""
+        run = self._running.get(part.job or 0)
+        placed = self.placed.get(part.job or 0)
+        return run.user if run is not None else placed.user if placed is not None else None
+
     def of(self, part: Slice) -> EndKey | None:
         """None = quarantined, or no job owns it: nothing that ends will free it."""
         job = part.job
@@ -104,6 +110,7 @@ class Reservations:
         self._ends = ends
         self._until: dict[int, float] = {}  # kind -> the earliest time at which a kept card of it is needed
         self.kept: list[Kept] = []
+        self.drained: dict[int, Place] = {}  # by job, where some of its cards stand free for it: these cards, and whose jobs are on them
 
     def until(self, needs: Sequence[Need | Reason]) -> float | None:
         """Until when kept cards may be used by a job with these needs; None = nothing is kept in its way."""
@@ -118,12 +125,16 @@ class Reservations:
         if found is None:
             return False
         at, cards = found
+        gpus = tuple(sorted(card.gpu.id for card in cards))
+        if any(card.free_mib > 0 for card in cards):
+            users = {self._ends.user_of(part) for card in cards for part in card.slices}
+            self.drained[job.id] = Place(gpus=gpus, users=tuple(sorted(user for user in users if user is not None)))
         self._pool.set_aside(cards, job.id)
         # A time that nobody knows is no licence to pass.
         until = at if at < math.inf else -math.inf
         for card in cards:
             self._until[card.kind] = min(until, self._until.get(card.kind, math.inf))
-        self.kept.append(Kept(job=job.id, gpus=tuple(sorted(card.gpu.id for card in cards)), at=at))
+        self.kept.append(Kept(job=job.id, gpus=gpus, at=at))
         return True
 
 

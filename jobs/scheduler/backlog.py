@@ -181,6 +181,14 @@ class Backlog(Sequence[Job]):
         found = self._longest.get(request)
         return found[0] if found else math.inf
 
+    def newest(self) -> int:
+        """The highest number."""
+        return max(self._jobs, default=0)
+
+    def named(self, ids: Iterable[int]) -> list[Job]:
+        """Those of these that wait."""
+        return [self._jobs[job_id] for job_id in ids if job_id in self._jobs]
+
     def submitted_until(self, at: float) -> Iterator[Job]:
         """The jobs that were submitted until then, the oldest first."""
         for submitted, job_id in self._by_age:

@@ -12,6 +12,11 @@ capacity  queues below their guaranteed share first, the most below before the r
 In logarithms the effective weight of a job is a sum: a part of its owner, which grows with each placement, and a part of the job,
 which does not. So the jobs of one owner are sorted once, and a heap holds each owner's next job.
 
+A place that is kept is not lost twice: while the cards of an owner drain for somebody else's job, that owner's load falls, and by the
+order alone it would get them back just when the drain succeeds, again and again. So where that has happened once, those owners don't
+come before the job any more, until it starts. Everybody else comes when the order says so. And while nothing happens, no job comes or
+ends, nobody at all comes before a job that cards stand free for: weights that fade and loads that a pass has changed undo nothing.
+
 Bound on passing over: a job that has waited ``patience_s``, and as long again as it may run, comes before all others, whatever
 its order says; the oldest of these at any time. Three times that, and only limits are trusted until it starts (backfill.py).
 """
@@ -19,7 +24,7 @@ its order says; the oldest of these at any time. Three times that, and only limi
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jobs.scheduler.backlog import BY_OWNER, Backlog, Item, Owner, Waiting
 from jobs.scheduler.fairshare import Shares
@@ -35,6 +40,14 @@ LITTLE = 3
 Key = tuple[float, ...]
 #: A job behind its key: (the line's first, the line's part + its own, submit, id, its own, the job, its line). No two have one id.
 Entry = tuple[Key, float, float, int, float, Job, "WaitingLine"]
+
+
+def alive_of(snapshot: Snapshot) -> tuple[int, int]:
+    """How many jobs wait and run, and the newest that waits or runs: a start changes neither, whatever else happens to jobs one of them."""
+    newest = max((run.job for run in snapshot.running), default=0)
+    jobs = snapshot.jobs
+    waiting = jobs.newest() if isinstance(jobs, Backlog) else max((job.id for job in jobs), default=0)
+    return len(snapshot.jobs) + len(snapshot.running), max(newest, waiting)
 
 
 class WaitingLine:
@@ -79,6 +92,8 @@ class JobQueue:
         # Whether a placement changes nothing but what the keys of its user's jobs depend on.
         self._by_user_only = policy.order == "fair" and self.shares is not None and not self.shares.has_projects
         self._first: Job | None = None  # the overdue job whose turn it is
+        self._firm: dict[int, frozenset[int]] = {}  # job that keeps its place -> the users that may not come before it
+        self._heads: dict[int, Job] = {}  # jobs that nobody comes before, as nothing has happened since cards were kept for them
         self._is_served = False
         self._much: dict[int, bool] = {}  # kind of card -> what ``_much_waits`` says
 
@@ -115,8 +130,50 @@ class JobQueue:
 
     def __iter__(self) -> Iterator[Job]:
         rest = self._sorted() if self.shares is None else self._by_shares(self.shares)
+        if self._snapshot.places:
+            self._read_places()
+            if self._firm:
+                rest = self._with_firm(self._firm, rest)
+            if self._heads:
+                rest = self._with_heads(rest)
         overdue = self._overdue()
         return self._with_overdue(overdue, rest) if overdue else rest
+
+    def _read_places(self) -> None:
+        """What the pass before has left (``Place``)."""
+        snapshot = self._snapshot
+        places, jobs, alive = snapshot.places, snapshot.jobs, alive_of(snapshot)
+        found = jobs.named(places) if isinstance(jobs, Backlog) else [job for job in jobs if job.id in places]
+        for job in sorted([job for job in found if job.hold is None], key=lambda job: (job.submitted, job.id)):
+            place = places[job.id]
+            if place.since is not None:
+                self._firm[job.id] = frozenset(place.users) - {job.user}
+            if place.jobs == alive and place.gpus:
+                self._heads[job.id] = job
+
+    def _with_heads(self, rest: Iterator[Job]) -> Iterator[Job]:
+        yield from self._heads.values()
+        for job in rest:
+            if job.id not in self._heads:
+                yield job
+
+    @staticmethod
+    def _with_firm(firm: Mapping[int, frozenset[int]], rest: Iterator[Job]) -> Iterator[Job]:
+        """In the order of ``rest``, but who keeps its place comes before the jobs of those whose cards drain for it."""
+        firm = dict(firm)
+        barred = frozenset[int]().union(*firm.values())
+        later: list[Job] = []
+        for job in rest:
+            if job.user in barred and job.id not in firm:
+                later.append(job)
+                continue
+            yield job
+            if firm.pop(job.id, None) is not None:
+                barred = frozenset[int]().union(*firm.values())
+                # Of those who had to wait, all that nobody keeps its place against any more.
+                ready, later = [job for job in later if job.user not in barred], [job for job in later if job.user in barred]
+                yield from ready
+        yield from later
 
     def _with_overdue(self, overdue: Sequence[Job], rest: Iterator[Job]) -> Iterator[Job]:
         """One overdue job a pass: where all are overdue, the order still counts. One that nothing can be kept for is in nobody's way."""
@@ -243,7 +300,7 @@ class JobQueue:
         ``cards`` and ``kinds``: what ``Shares`` says of the job's request.
         """
         shares = self.shares
-        if not self._lends or shares is None or likely_s(job) <= self._policy.borrow_s or job is self._first:
+        if not self._lends or shares is None or likely_s(job) <= self._policy.borrow_s or job is self._first or job.id in self._heads:
             return False
         if not shares.must_leave(job.user, cards, kinds):
             return False

@@ -6,13 +6,14 @@ INVARIANT: the same snapshot and policy give the same plan, in whatever order no
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 from jobs.scheduler import reasons
 from jobs.scheduler.backfill import Ends, Reservations
 from jobs.scheduler.backlog import Backlog, waiting_of
-from jobs.scheduler.order import JobQueue
+from jobs.scheduler.order import JobQueue, alive_of
 from jobs.scheduler.place import Placer
-from jobs.scheduler.types import Job, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot, new
+from jobs.scheduler.types import Job, Place, Placement, Plan, Policy, Reason, Refusal, Request, Snapshot, new
 
 
 def plan(snapshot: Snapshot, policy: Policy, *, explain: bool = True) -> Plan:
@@ -80,11 +81,15 @@ class _Pass:
         self._place_one = self.placer.pool.place_one
         self._has_queues = policy.order == "capacity"
         self._has_cpu_jobs = any(request.gpu_count == 0 for request in self.placer.pool.requests)
+        self._placements: list[Placement] = []
+        self._users: dict[int, int] = {}  # of these, by job
+        self._alive_found: tuple[int, int] | None = None
+        self._places: dict[int, Place] = {}
         self._asked: dict[Request, _Asked] = {}
         self._by_serial: dict[int, _Asked] = {}
 
     def run(self) -> Plan:
-        placements: list[Placement] = []
+        placements, users = self._placements, self._users
         refusals: list[Refusal] = []
         position = 1
         explain = self.explain
@@ -106,6 +111,7 @@ class _Pass:
                     tried = self._try(job, asked, passes=passes)
                     if isinstance(tried, Placement):
                         placements.append(tried)
+                        users[job.id] = job.user
                         queue.placed(job, asked.cards)
                         if asked.has_cards:
                             ends.placed[job.id] = job
@@ -131,7 +137,42 @@ class _Pass:
                 position += 1
         for asked in self._asked.values():
             self._explain(asked)
-        return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=tuple(self.reservations.kept))
+        kept = tuple(self.reservations.kept)
+        return Plan(placements=tuple(placements), refusals=tuple(refusals), kept=kept, places=self._places_left())
+
+    def _places_left(self) -> dict[int, Place]:
+        """What the next pass has to know of the jobs that cards are kept for, or were."""
+        before = self.snapshot.places
+        if before:
+            started = {placed.job for placed in self._placements}
+            jobs = self.snapshot.jobs
+            found = jobs.named(before) if isinstance(jobs, Backlog) else [job for job in jobs if job.id in before]
+            waiting = {job.id for job in found if job.hold is None} - started
+            for job in waiting - self._places.keys():
+                place = self._place_of(job, Place())
+                if place.since is not None:
+                    self._places[job] = place
+        return self._places
+
+    @property
+    def _alive(self) -> tuple[int, int]:
+        if self._alive_found is None:
+            self._alive_found = alive_of(self.snapshot)
+        return self._alive_found
+
+    def _place_of(self, job: int, drained: Place) -> Place:
+        """The job's place. It was lost if, so far in this pass, one of those whose jobs drained off its cards got some of them back."""
+        before, alive = self.snapshot.places.get(job), self._alive
+        if before is None:
+            return replace(drained, jobs=alive)
+        since = before.since
+        if since is None and before.gpus:
+            for placed in self._placements:
+                is_back = self._users[placed.job] in before.users
+                if is_back and any(grant.gpu in before.gpus for rank in placed.ranks for grant in rank.grants):
+                    since = self.snapshot.now
+        users = {*before.users, *drained.users} if set(drained.gpus) & set(before.gpus) else {*drained.users}
+        return Place(gpus=drained.gpus, users=tuple(sorted(users)), since=since, jobs=alive)
 
     def _explain(self, asked: _Asked) -> None:
         """Say why the jobs wait that do not fit."""
@@ -218,6 +259,9 @@ class _Pass:
         self.ends.is_strict = self.queue.is_strict(job)
         if self.reservations.keep_for(job, self.placer.shape(job.request, job.avoid_nodes)):
             self.queue.kept_for(job)
+            place = self._place_of(job.id, self.reservations.drained.get(job.id, Place()))
+            if place.gpus or place.since is not None:
+                self._places[job.id] = place
             mine.heads.append(job.id)
             for asked in self._asked.values():
                 asked.until = self.reservations.until(asked.shape.needs) if asked.has_cards else None

@@ -16,7 +16,7 @@ from jobs.scheduler.fairshare import Usage
 from jobs.scheduler.hosts import Hosts
 from jobs.scheduler.plan import plan
 from jobs.scheduler.predict import Finished, History, remaining_s
-from jobs.scheduler.types import Job, Placement, Policy, Running, Slice, Snapshot
+from jobs.scheduler.types import Job, Place, Placement, Policy, Running, Slice, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,7 @@ class _Simulation:
         self.usage, self.project_usage = Usage(policy), Usage(policy)
         self.base, self.project_base = _Fading(cluster.usage, policy, self.now), _Fading(cluster.project_usage, policy, self.now)
         self.idle_slices = self._begin(ends)
+        self.places: Mapping[int, Place] = cluster.places
 
     def _begin(self, ends: Mapping[int, float]) -> tuple[Slice, ...]:
         """Take over what runs; answers with the slices that no running job owns."""
@@ -261,8 +262,11 @@ class _Simulation:
             running=tuple(self.running.values()),
             usage=self.base.plus(self.usage.weights(now), now),
             project_usage=self.project_base.plus(self.project_usage.weights(now), now),
+            places=self.places,
         )
-        for placement in plan(snapshot, self.policy, explain=False).placements:
+        decided = plan(snapshot, self.policy, explain=False)
+        self.places = decided.places
+        for placement in decided.placements:
             self._start(placement)
 
     def _start(self, placement: Placement) -> None:

@@ -164,6 +164,18 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a pass leaves to the next one of a job that it kept cards for. ``gpus``: the cards, if any of them stood free for it;
+    ``users``: whose jobs they drained of. ``since``: from when on these don't come before it; None = its place may be lost to them,
+    once. ``jobs``: how many lived then, and the newest of them: while that is so nothing has happened, and nobody comes before it."""
+
+    gpus: tuple[int, ...] = ()
+    users: tuple[int, ...] = ()
+    since: float | None = None
+    jobs: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that a pass may know. INVARIANT: nodes by id, jobs by queue order (priority, submitted, id) are not
     assumed: ``plan`` sorts by stated keys itself."""
@@ -178,6 +190,7 @@ class Snapshot:
     recent: tuple[Came, ...] = ()  # all that was submitted in the last ``recent_s``: forecasts expect more of it; plans do not look
     recent_s: float = 0.0
     mix: tuple[tuple[Request, float], ...] = ()  # what comes, by how often: packing keeps room for it; () = what waits now
+    places: Mapping[int, Place] = field(default_factory=dict)  # by waiting job, as the pass before left them (``Plan.places``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,3 +293,4 @@ class Plan:
     placements: tuple[Placement, ...]
     refusals: tuple[Refusal, ...]
     kept: tuple[Kept, ...] = ()
+    places: Mapping[int, Place] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from django.db import connection
 from django.utils import timezone
 
 from jobs import snapshot
-from jobs.apply import plan_apply, reasons_store
+from jobs.apply import places_store, plan_apply, reasons_store
 from jobs.counts import PARTS, pass_counted, pass_failed
 from jobs.notify import pass_begun
 from jobs.scheduler import plan
@@ -120,6 +120,7 @@ def pass_run(now: datetime | None = None) -> PassResult:
     t2 = time.perf_counter()
     started = plan_apply(decided, now=now)
     t3 = time.perf_counter()
+    places_store(decided, view.places)
     reasons_store(decided, waits, now=now)
     t4 = time.perf_counter()
     return PassResult(

@@ -328,3 +328,24 @@ def test_who_runs_over_the_months_end_begins_the_new_month_with_what_ran_in_it(s
     live_use_refresh(now=lab.now)
     quota = Quota.objects.get(user=owner)
     assert (quota.period_start, quota.used_gpu_s, quota.live_gpu_s) == (date(2026, 4, 1), 0, 600)
+
+
+def test_a_place_is_kept_from_pass_to_pass_until_its_job_starts() -> None:
+    lab = Lab()
+    lab.node("n1", 24564, 24564)
+    first, others = lab.user("first"), lab.user("others")
+    short = lab.submit(owner=first, time_limit_s=600, now=lab.now)
+    lab.schedule(lab.now)
+    lab.report(short, "RUNNING")
+    big = lab.submit(owner=others, gpu_count=2, now=lab.now)
+    lab.schedule(lab.later(1))
+    big.refresh_from_db()
+    assert big.place is not None
+    assert (len(big.place["gpus"]), big.place["users"], big.place["since"]) == (2, [first.pk], None)
+    view = snapshot.build(lab.now)
+    assert view.places[big.pk].users == (first.pk,)
+    lab.later(60)
+    lab.exit(short)
+    lab.schedule(lab.now)
+    assert state(big) == "STARTING"
+    assert big.place is None
