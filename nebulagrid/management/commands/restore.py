@@ -33,6 +33,10 @@ def stays(name: str) -> bool:
     return name in STAYS or name == "agent" or name.startswith(("agent-", "replaced-", ".restore-", ".backup-"))
 
 
+#: Whoever runs manage.py in an empty folder makes these there.
+MADE = ("secret-key", "metrics-token")
+
+
 class Command(BaseCommand):
     help = "Bring back what a backup holds. The control plane must be stopped; the nodes' jobs run on meanwhile."
     requires_system_checks: list[str] = []
@@ -114,8 +118,7 @@ class Command(BaseCommand):
     def _room(self, *, force: bool, stamp: str) -> None:
         names = sorted(path.name for path in settings.DATA_DIR.iterdir() if not stays(path.name))
         outside = self._sqlite_outside()
-        # Whoever runs manage.py in an empty folder makes a key there.
-        taken = [name for name in names if name != "secret-key"] + ([str(outside)] if outside and outside.exists() else [])
+        taken = [name for name in names if name not in MADE] + ([str(outside)] if outside and outside.exists() else [])
         tables: list[str] = []
         if connection.vendor == "postgresql":
             tables = connection.introspection.table_names()
@@ -130,7 +133,8 @@ class Command(BaseCommand):
         connection.close()
         aside = settings.DATA_DIR / f"replaced-{stamp}"
         if not taken and names:
-            (settings.DATA_DIR / "secret-key").unlink()
+            for name in names:
+                (settings.DATA_DIR / name).unlink()
         elif names:
             aside.mkdir(mode=0o700)
             for name in names:
