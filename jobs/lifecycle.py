@@ -130,6 +130,10 @@ INFRASTRUCTURE = frozenset(
 )
 
 
+#: What is noted of a rank that its node does not hold after a restore: its order never arrived, which is no fault of the node's.
+NOT_HELD = "Not held by the node after a restore."
+
+
 class Fence(StrEnum):
     """The proof that a rank can't run any more. Without one, nothing is started elsewhere."""
 

@@ -13,7 +13,7 @@ from django.db.models import Q
 from jobs.admission import demanded_by, lacks_of, lacks_read
 from jobs.alive import alive_until, seen_s
 from jobs.history import lately_read
-from jobs.lifecycle import RANK_FINAL, EndReason, JobState, RankState, SliceState
+from jobs.lifecycle import NOT_HELD, RANK_FINAL, EndReason, JobState, RankState, SliceState
 from jobs.machines import hosts_read, nodes_all, nodes_lock, nodes_read
 from jobs.model_caps import narrow, room_read
 from jobs.models import Job, Rank, Slice
@@ -183,7 +183,7 @@ def _spoilt_launches() -> dict[int, Spoilt]:
         attempt__job__state=JobState.WAITING,
         attempt__job__requeues__gt=0,
         attempt__end_reason=EndReason.LAUNCH_FAILED,
-    )
+    ).exclude(detail=NOT_HELD)
     for job, node, attempt, ended in failed.order_by().values_list("attempt__job_id", "node_id", "attempt_id", "attempt__ended_at"):
         spoilt = found[job]
         spoilt.nodes.add(node)

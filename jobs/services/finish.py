@@ -14,7 +14,7 @@ from django.db.models import F
 from jobs import logs
 from jobs.alive import seen_s
 from jobs.known_errors import OUT_OF_MEMORY, error_in, output_tail
-from jobs.lifecycle import INFRASTRUCTURE, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
+from jobs.lifecycle import INFRASTRUCTURE, NOT_HELD, RANK_FINAL, SLICE_LIVE, EndReason, Fence, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Slice
 from jobs.notify import pass_nudge
 from jobs.services.faults import card_to_blame
@@ -152,7 +152,7 @@ def attempt_finish(
 def _launches_count(ranks: Sequence[Rank], *, end: End) -> None:
     """Has each node remember whether it spoilt a launch or ran a program. In transactions of their own: a node's row is no part of
     the order of locks."""
-    spoils = end.reason is EndReason.LAUNCH_FAILED and end.can_requeue
+    spoils = end.reason is EndReason.LAUNCH_FAILED and end.can_requeue and all(rank.detail != NOT_HELD for rank in ranks)
     for rank in ranks:
         if rank.observed == RankState.LAUNCH_FAILED or (spoils and rank.index == end.params.get("rank")):
             if spoils and rank.launch_error not in (*USERS_LAUNCH_ERRORS, "port"):  # a port is nobody's fault

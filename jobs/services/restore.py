@@ -26,7 +26,7 @@ from django.db.models import F, Max
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAnswer, RestoreAsk, rank_parts, spec_sha256
 from jobs.alive import alive_until, begin_of, seen_s
-from jobs.lifecycle import FINAL, LIVE, RANK_FINAL, EndReason, Fence, JobState, OnNodeLoss, RankState, Want
+from jobs.lifecycle import FINAL, LIVE, NOT_HELD, RANK_FINAL, EndReason, Fence, JobState, OnNodeLoss, RankState, Want
 from jobs.models import Attempt, Job, JobEvent, Rank, Restore, Slice
 from jobs.notify import jobs_changed, pass_nudge
 from jobs.services.finish import attempt_maybe_finish, rank_end_unheard
@@ -190,7 +190,7 @@ def _gone(rank: Rank, answer: RestoreAnswer) -> Report:
     """A rank that the backup knows and the node does not hold: it is over there, and so is its hold on the cards. Of one that
     was over already only the latter is news."""
     has_run = rank.started_at is not None or answer.ran.get(str(rank.attempt.job_id), 0) >= rank.attempt.epoch
-    exit_info = ExitInfo(cause="exit_unknown" if has_run else "never_started", detail="Not held by the node after a restore.")
+    exit_info = ExitInfo(cause="exit_unknown" if has_run else "never_started", detail=NOT_HELD)
     seen = Observed(rank=rank.key, epoch=rank.attempt.epoch, state="EXITED", exit=exit_info, released=True)
     return Report(rank.pk, rank.attempt_id, rank.attempt.job_id, seen)
 
