@@ -49,6 +49,7 @@ GPU_FIELDS = (
     "pcie_gen",
     "pcie_width",
     "pcie_hops",
+    "is_unified",
 )
 #: Of machines that may ever be given work.
 _PLACED_ON = Q(is_metrics_only=False) & ~Q(state=NodeState.RETIRED)
@@ -156,7 +157,7 @@ def _nodes(
 ) -> tuple[core.Node, ...]:
     cards: dict[int, list[core.Gpu]] = defaultdict(list)
     unseen: Mapping[str, Any] = {}
-    for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width, hops in gpu_rows:
+    for pk, node_id, uuid, index, model, vendor, total, nominal, state, max_slices, arch, health, gen, width, hops, unified in gpu_rows:
         seen = latest.get(node_id, {}).get(uuid, unseen)
         cards[node_id].append(
             core.Gpu(
@@ -178,6 +179,7 @@ def _nodes(
                 pcie_gen=gen,
                 pcie_width=width,
                 pcie_hops=hops,
+                is_integrated=unified,
             )
         )
     nothing = Host()

@@ -231,6 +231,10 @@ KNOWN: dict[int, tuple[str, dict[str, tuple[str, ...]]]] = {
 
 #: Faults found on the running product.
 FAULTS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "F32": (
+        "a plain job lands on an integrated card, or on one that a stranger keeps busy",
+        {"scheduler/test_last_choice.py": ("test_a_plain_job_takes_the_card_that_is_free_of_all_that",)},
+    ),
     "F1": (
         "a job runs as root, and nothing says so",
         {

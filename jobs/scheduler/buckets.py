@@ -96,7 +96,7 @@ class Buckets:
         asked, after, tight, free = effect
         strategy = self._losses.strategy
         if strategy == FIRST_FIT:
-            level: Level = (False, 0, False)
+            level: Level = (bucket.is_strained, 0, False)
             weight = 0.0
         else:
             need = shape.needs[state[0]]

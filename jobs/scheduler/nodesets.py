@@ -105,8 +105,10 @@ class NodeSets:
             return None
         avoided = node.node.id in shape.avoid
         if self._strategy == FIRST_FIT:
-            cards = [card for card, _effect in able[:k]]
-            key = (avoided, node.node.id, 0.0, 0, False, 0.0, node.node.id, next(self._tick))
+            # The first ones, but for cards that come last whatever the strategy.
+            cards = sorted([card for card, _effect in able], key=lambda card: card.is_strained)[:k]
+            strained = any(card.is_strained for card in cards)
+            key = (avoided, strained, 0.0, 0, False, 0.0, node.node.id, next(self._tick))
             return Candidate(key, node, cards, _version(shape, node))
         if k <= 1 and self._is_aware:
             return self._single(shape, node, able, avoided=avoided)

@@ -30,7 +30,8 @@ PCIE_WIDTH_SHARE: Final = 0.7  # of the pcie score; the rest is the position
 #: A card like this is taken only when no other fits, however well it would pack.
 STRAINED_C: Final = 85
 STRAINED_HEALTH: Final = 50
-STRAINED_LOAD_PCT: Final = 90  # of a card that no job of ours is on: somebody computes there
+STRAINED_LOAD_PCT: Final = 50  # of a card that no job of ours is on: somebody computes there
+STRAINED_FOREIGN_MIB: Final = 512  # more of its memory is in the hands of no job of ours: likewise
 
 FRAGMENTATION_AWARE: Final = "fragmentation-aware"
 FIRST_FIT: Final = "first-fit"
@@ -102,6 +103,8 @@ def card_rated(gpu: Gpu, *, live: int) -> tuple[float, bool]:
     is_strained = (
         (temp is not None and temp >= STRAINED_C)
         or well < STRAINED_HEALTH
+        or gpu.is_integrated
+        or gpu.foreign_mib > STRAINED_FOREIGN_MIB
         or (live == 0 and util is not None and util >= STRAINED_LOAD_PCT)
     )
     return score, is_strained
@@ -121,7 +124,7 @@ def node_score(node: Node) -> float:
 
 
 def is_strained(gpu: Gpu, *, live: int) -> bool:
-    """Too hot, too unwell, or at work for somebody else: the last choice, whatever else speaks for it."""
+    """Too hot, too unwell, integrated, or at work for somebody else: the last choice, whatever the strategy and whatever speaks for it."""
     return card_rated(gpu, live=live)[1]
 
 

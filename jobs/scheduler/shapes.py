@@ -13,7 +13,7 @@ from jobs.scheduler.types import Reason, Request
 Effect = tuple[int, State, float, float]  # MiB asked for, state after, fragmentation score, share free before
 Level = tuple[bool, int, bool]  # (strained, packing class, breaks an empty card): least is best
 #: (on a node to be avoided, strained, how far apart, packing class, breaks an empty card, -score, the node's id, a number of its own);
-#: by first fit the node's id comes second, and nothing else counts.
+#: by first fit nothing else counts than the first two and the node's id.
 Key = tuple[bool, int, float, int, bool, float, int, int]
 #: A candidate behind its key, in one tuple: two of them are compared in one go.
 Entry = tuple[bool, int, float, int, bool, float, int, int, "Candidate"]

@@ -56,6 +56,7 @@ class Gpu:
     health: int = 100  # 0–100
     pcie_gen: int | None = None
     pcie_width: int | None = None
+    is_integrated: bool = False  # a part of the processor, with the host's memory
     pcie_hops: int | None = None  # switches between the card and its host bridge; 0 = attached to the processor
 
 
