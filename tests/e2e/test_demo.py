@@ -23,7 +23,8 @@ STATUS = """\
 Cluster Overview:
   Nodes: 5
   GPUs: 19 (# idle, # busy, # maintenance)
-  Total VRAM: 398 GB (free: # GB)
+  Total VRAM: 398 GiB (free: # GiB)
+  Maintenance: node02:0 node cordoned
 Node Details:
   node01: RTX 4090 x2, RTX 4060 Laptop x1, load #% (simulated)
   node02: Arc A770 x1, load #% (simulated, cordoned: Resizable BAR is being enabled · 正在启用 Resizable BAR)
@@ -79,7 +80,7 @@ def test_the_overview_is_that_of_the_whole_lab(demo: Grid) -> None:
     sums = re.search(r"GPUs: 19 \((\d+) idle, (\d+) busy, (\d+) maintenance\)", done.stdout)
     assert sums, done.stdout
     assert sum(int(part) for part in sums.groups()) == 19
-    assert re.sub(r"\d+(?=%| idle| busy| maintenance| GB\)| simulated)|unknown", "#", done.stdout).replace("load #,", "load #%,") == STATUS
+    assert re.sub(r"\d+(?=%| idle| busy| maintenance| GiB\)| simulated)|unknown", "#", done.stdout).replace("load #,", "load #%,") == STATUS
 
 
 def test_its_people_can_sign_in(demo: Grid) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from bench.live.grid import Grid
 from client.sdk import NebulaClient
 
-NAMES = ("az'", "$(touch x)", "a;b", "../x", '"', "‮evil", "训练 ☠")
+NAMES = ("az'", "$(touch x)", "a;b", "../x", '"', "训练 ☠")
 
 
 def test_no_name_does_anything(grid: Grid, client: NebulaClient, finished: Callable[..., Any], tmp_path: Path) -> None:
@@ -21,6 +21,6 @@ def test_no_name_does_anything(grid: Grid, client: NebulaClient, finished: Calla
         assert b"".join(client.job_log_download(number)).decode() == name
     assert list(tmp_path.iterdir()) == []
     assert [node["state"] for node in client.node_list()] == ["READY", "READY"]
-    for name in ("line\nbreak", "x" * 10_000):
+    for name in ("line\nbreak", "\u202eevil", "x" * 10_000):
         done = grid.ctl("submit", "--name", name, "--gpu-count", "0", "--", "true")
         assert done.returncode == 2, done.stdout
