@@ -394,7 +394,6 @@ def job_json(
     """``job`` with owner and project loaded. The values of its environment are its owner's alone: others see names."""
     text = {} if is_row else {"argv": job.argv, "env": job.env if job.owner_id == reader.pk else dict.fromkeys(job.env)}
     return {
-        **text,
         "id": job.pk,
         "name": job.name,
         "state": job.state,
@@ -431,6 +430,7 @@ def job_json(
         "queued_at": _iso(job.queued_at),
         "started_at": _iso(job.started_at),
         "ended_at": _iso(job.ended_at),
+        **text,
     }
 
 

@@ -92,7 +92,12 @@ def xid_rules_ship() -> None:
 
 def alert_rules_ship() -> None:
     """The same of the alert rules."""
-    for name in ("0008_alert_rules", "0011_alert_rules_of_trust", "0017_alert_rule_of_spoilt_launches"):
+    for name in (
+        "0008_alert_rules",
+        "0011_alert_rules_of_trust",
+        "0017_alert_rule_of_spoilt_launches",
+        "0020_alert_rule_of_the_control_planes_disk",
+    ):
         importlib.import_module(f"nodes.migrations.{name}").rules_ship(apps, None)
 
 

@@ -91,7 +91,7 @@ def test_the_api_tells_links_ports_and_parts_with_one_query_for_all_nodes(django
         join(one, two, "pcie_switch", via="pix")
     api = APIClient()
     api.force_authenticate(user_make())
-    with django_assert_max_num_queries(5):
+    with django_assert_max_num_queries(6):
         rows = api.get("/api/v1/nodes/").json()["results"]
     assert [row["links"] for row in rows] == [[{"a": 0, "b": 1, "kind": "pcie_switch", "lanes": 1, "via": "pix"}]] * 3
     assert rows[0]["rdma_ports"][0]["name"] == "mlx5_0:1"
