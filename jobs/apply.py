@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -262,10 +262,16 @@ def _rows_insert(
     )
 
 
-def places_store(plan: core.Plan, before: Mapping[int, core.Place]) -> int:
+def places_store(plan: core.Plan, before: Mapping[int, core.Place], *, started: Collection[int]) -> int:
     """Keeps for the next pass what cards are kept for whom (``core.Place``). A statement for each job where that changed: of a few, as
-    one job in each pool has cards kept. Returns how many."""
-    changed = {job: plan.places.get(job) for job in {*before, *plan.places} if before.get(job) != plan.places.get(job)}
+    one job in each pool has cards kept. Returns how many.
+
+    The plan takes for started what it placed. ``started`` is what did start: the others keep the place that they had, since they still
+    wait for the same cards.
+    """
+    still_waiting = {placed.job for placed in plan.placements} - set(started)
+    jobs = {*before, *plan.places} - still_waiting
+    changed = {job: plan.places.get(job) for job in jobs if before.get(job) != plan.places.get(job)}
     for job, place in sorted(changed.items()):
         kept = None if place is None else {"gpus": place.gpus, "users": place.users, "since": place.since, "jobs": place.jobs}
         Job.objects.filter(pk=job).exclude(state__in=FINAL).update(place=kept)

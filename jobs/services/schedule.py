@@ -120,7 +120,7 @@ def pass_run(now: datetime | None = None) -> PassResult:
     t2 = time.perf_counter()
     started = plan_apply(decided, now=now)
     t3 = time.perf_counter()
-    places_store(decided, view.places)
+    places_store(decided, view.places, started=started)
     reasons_store(decided, waits, now=now)
     t4 = time.perf_counter()
     return PassResult(

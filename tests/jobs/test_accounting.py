@@ -349,3 +349,30 @@ def test_a_place_is_kept_from_pass_to_pass_until_its_job_starts() -> None:
     lab.schedule(lab.now)
     assert state(big) == "STARTING"
     assert big.place is None
+
+
+def test_a_job_whose_planned_start_was_taken_back_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = Lab()
+    lab.node("n1", 24564, 24564)
+    first, others = lab.user("first"), lab.user("others")
+    short = lab.submit(owner=first, time_limit_s=600, now=lab.now)
+    lab.schedule(lab.now)
+    lab.report(short, "RUNNING")
+    big = lab.submit(owner=others, gpu_count=2, now=lab.now)
+    lab.schedule(lab.later(1))
+    big.refresh_from_db()
+    place = big.place
+    assert place is not None
+    lab.later(60)
+    with monkeypatch.context() as patch:
+        # Its card is taken between the plan and its application.
+        patch.setattr("jobs.apply._still_fits", lambda *args: False)
+        lab.exit(short)
+        lab.schedule(lab.now)
+    assert state(big) == "WAITING"
+    big.refresh_from_db()
+    assert big.place == place
+    lab.schedule(lab.now)
+    assert state(big) == "STARTING"
+    big.refresh_from_db()
+    assert big.place is None
