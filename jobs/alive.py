@@ -13,28 +13,37 @@ from nodes.telemetry import Seen
 
 #: So far a clock is set back by mistake, and not further.
 STEP_MOST = timedelta(hours=2)
+#: A charge may end so much later than now: two clocks never tick quite alike, and the start is known to a second.
+SLACK_S = 1.0
 #: No program runs for longer.
 RAN_MOST_S = 1e9
 
 
 def seen_s(*, started_at: datetime | None, began_s: float | None, last: Seen | None) -> float:
     """Seconds from the rank's start to ``last``, the last sync that saw it; 0 where there was none. By the node's own clock where it
-    told that: no step of ours, and no request that was under way for long, makes a difference then."""
+    told that: no step forward of ours, and no request that was under way for long, makes a difference then."""
     if started_at is None or last is None:
         return 0.0
+    by_ours_s = last.at - started_at.timestamp()
     if began_s is not None and last.uptime_s is not None:
-        return max(0.0, last.uptime_s - began_s)
-    return max(0.0, last.at - started_at.timestamp())
+        return max(0.0, min(last.uptime_s - began_s, by_ours_s + SLACK_S))
+    return max(0.0, by_ours_s)
 
 
 def told_s(info: ExitInfo | None, *, started_at: datetime | None, now: datetime) -> float | None:
-    """Seconds that the node says the rank ran; None where it says nothing, or what can't be."""
+    """Seconds that the node says the rank ran, at most until now (``until_now_s``); None where it says nothing, or what can't be."""
     if info is None or started_at is None or info.ran_s is None or not 0 <= info.ran_s < RAN_MOST_S:
         return None
-    # Later than now: our own clock was set back meanwhile, and the node's counter, which nobody sets, knows better. Unless it says
-    # what no such step explains: then it is a fault of the node, which nobody pays for.
+    # Later than now: our own clock may have been set back meanwhile. What no such step explains is a fault of the node: then its word
+    # counts for nothing.
     ended = started_at + timedelta(seconds=info.ran_s)
-    return info.ran_s if now < started_at or ended <= now + STEP_MOST else None
+    return until_now_s(info.ran_s, started_at=started_at, now=now) if ended <= now + STEP_MOST else None
+
+
+def until_now_s(ran_s: float, *, started_at: datetime, now: datetime) -> float:
+    """``ran_s``, but no more than what lies between the start and now by our own clock: whatever a node says, nobody is charged for
+    time that has not passed. After a step back of our clock that is less than what ran, never more."""
+    return min(ran_s, max(0.0, (now - started_at).total_seconds() + SLACK_S))
 
 
 def alive_until(started_at: datetime | None, ran_s: float | None, *, now: datetime) -> datetime:

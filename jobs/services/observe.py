@@ -18,7 +18,7 @@ from django.db.models import Model
 from django.utils import timezone
 
 from agent.protocol import Desired, ExitInfo, Observed, RankSpec, RestoreAsk, from_json, rank_parts
-from jobs.alive import alive_until, begin_of, seen_s, told_s
+from jobs.alive import alive_until, begin_of, seen_s, told_s, until_now_s
 from jobs.job_secrets import values_for
 from jobs.lifecycle import RANK_FINAL, JobState, RankState, Want
 from jobs.models import Attempt, Job, Rank, Restore, Slice
@@ -401,7 +401,8 @@ def _ran_s(rank: Rank, seen: Observed, started: datetime | None, clock: Clock) -
     told = told_s(seen.exit, started_at=started, now=clock.now)
     if told is not None or started is None:
         return told
-    return rank.ran_s if rank.ran_s is not None else seen_s(started_at=rank.started_at, began_s=rank.began_s, last=clock.last)
+    ran_s = rank.ran_s if rank.ran_s is not None else seen_s(started_at=rank.started_at, began_s=rank.began_s, last=clock.last)
+    return until_now_s(ran_s, started_at=started, now=clock.now)
 
 
 def _running(rank: Rank, old: RankState, seen: Observed, gang: Sequence[Rank], *, clock: Clock) -> None:

@@ -47,6 +47,18 @@ def test_a_node_is_believed_unless_it_says_what_no_step_of_a_clock_explains(ran_
     assert told_s(ExitInfo(cause="exited", ran_s=ran_s), started_at=NOW, now=NOW + timedelta(seconds=60)) == told
 
 
+@pytest.mark.parametrize(("ran_s", "told"), [(60.5, 60.5), (61.0, 61.0), (62.0, 61.0), (3600.0, 61.0), (7000.0, 61.0)])
+def test_no_word_of_a_node_charges_time_that_has_not_passed(ran_s: float, told: float) -> None:
+    assert told_s(ExitInfo(cause="exited", ran_s=ran_s), started_at=NOW, now=NOW + timedelta(seconds=60)) == told
+    # Nor does the uptime that its syncs tell.
+    last = Seen(NOW.timestamp() + 60, uptime_s=UPTIME_S + ran_s)
+    assert seen_s(started_at=NOW, began_s=UPTIME_S, last=last) == told
+
+
+def test_after_a_step_back_of_our_clock_a_charge_ends_now_at_the_latest() -> None:
+    assert told_s(ExitInfo(cause="exited", ran_s=600.0), started_at=NOW, now=NOW - timedelta(seconds=3000)) == 0
+
+
 def test_it_began_when_the_nodes_uptime_says_so_whatever_its_wall_clock_says() -> None:
     seen = Observed(rank="1.1.0", epoch=1, state="RUNNING", started_at=12.5, began_s=UPTIME_S)
     placed = NOW - timedelta(seconds=60)
@@ -109,6 +121,14 @@ def test_a_program_that_ended_is_charged_what_its_shim_counted(lab: Lab) -> None
     lab.later(2)
     lab.exit(job, ran_s=6.0)
     settled(lab, job, 6)
+
+
+@in_database
+def test_a_node_that_says_it_ran_for_longer_than_it_was_placed_is_paid_until_now(lab: Lab) -> None:
+    job = run(lab, seconds=4)
+    lab.later(2)
+    lab.exit(job, ran_s=6.0 + 7000)
+    settled(lab, job, 7)
 
 
 @in_database
