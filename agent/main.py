@@ -354,6 +354,12 @@ def command_enroll(args: argparse.Namespace) -> int:
         raise Quit(str(error)) from error
     import socket
 
+    from agent.enrol_identity import IdentityError, identity_values
+
+    try:
+        values |= identity_values(values, identity=args.identity, job_account=args.job_account, mode=args.mode or values.get("mode"))
+    except IdentityError as error:
+        raise Quit(str(error)) from error
     request = EnrolRequest(token=token, hostname=socket.gethostname(), name=args.name, agent_version=agent_version())
     _writable(path)  # a token has one use: find out before it is spent
     try:
@@ -486,6 +492,8 @@ def parser_make() -> argparse.ArgumentParser:
     enroll.add_argument("--data-dir", metavar="DIR", help="where the agent keeps its store and its ranks")
     enroll.add_argument("--backend", choices=BACKENDS, help="kind of hardware (auto)")
     enroll.add_argument("--mode", choices=("jobs", "metrics"), help="metrics: the node only reports, nothing is launched on it")
+    enroll.add_argument("--identity", choices=("same", "shared", "mapped"), help="who jobs run as (as root: shared)")
+    enroll.add_argument("--job-account", metavar="NAME", help="with --identity shared: the account of all jobs (nebulagrid-jobs)")
     enroll.add_argument("--scenario", metavar="FILE", help="scenario of the simulated backend")
     enroll.add_argument("--ca-file", metavar="FILE", help="the control plane's own CA")
     enroll.add_argument("--pin-sha256", metavar="HEX", help="SHA-256 of the control plane's certificate")

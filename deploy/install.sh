@@ -25,6 +25,7 @@ usage: install.sh --controller-endpoint URL [--token-file FILE] [options]
   --data-dir DIR      where the agent keeps its ranks (/var/lib/nebulagrid/agent)
   --backend KIND      auto, nvml, level_zero, ascend, amd, simulated or none (auto)
   --scenario FILE     scenario of the simulated backend
+  --identity KIND     who jobs run as: shared (one account, nebulagrid-jobs, made if it is missing) or mapped (their owner's own); (shared)
   --metrics-only      the node only reports its cards and its load; no job ever comes to it
   --python PROGRAM    Python 3.11 or newer
   --re-enroll         join again, with a new token, though this machine has a credential
@@ -43,7 +44,7 @@ USAGE
   }
 
   # --- 1. What is wanted ------------------------------------------------------------------------------------------
-  endpoint='' token='' token_file='' node_name='' ca_hash='' ca_file='' user_mode='' prefix='' config_dir='' data_dir=''
+  endpoint='' token='' token_file='' node_name='' ca_hash='' ca_file='' identity='' user_mode='' prefix='' config_dir='' data_dir=''
   backend='' scenario='' metrics_only='' python='' re_enroll='' service=yes mode=install purge='' force=''
   while [ $# -gt 0 ]; do
     option=$1
@@ -58,7 +59,7 @@ USAGE
     case $option in
       --user | --metrics-only | --re-enroll | --no-service | --print-unit | --uninstall | --purge | --force | --help | -h) ;;
       --controller-endpoint | --endpoint | --token-file | --token | --name | --ca-sha256 | --ca-file | --prefix | --config-dir | --data-dir | \
-        --backend | --scenario | --python) [ $# -ge 2 ] || fail "$option needs a value; --help shows all options" ;;
+        --backend | --identity | --scenario | --python) [ $# -ge 2 ] || fail "$option needs a value; --help shows all options" ;;
       *) fail "'$option' is not an option; --help shows all" ;;
     esac
     case $option in
@@ -72,6 +73,7 @@ USAGE
       --config-dir) config_dir=$2 ;;
       --data-dir) data_dir=$2 ;;
       --backend) backend=$2 ;;
+      --identity) identity=$2 ;;
       --scenario) scenario=$2 ;;
       --python) python=$2 ;;
       --user) user_mode=yes ;;
@@ -458,6 +460,7 @@ DAEMON
     if [ -n "$trust" ]; then set -- "$@" --ca-file "$config_dir/ca.pem"; fi
     if [ -n "$node_name" ]; then set -- "$@" --name "$node_name"; fi
     if [ -n "$backend" ]; then set -- "$@" --backend "$backend"; fi
+    if [ -n "$identity" ]; then set -- "$@" --identity "$identity"; fi
     if [ -n "$scenario" ]; then set -- "$@" --scenario "$scenario"; fi
     if [ -n "$metrics_only" ]; then set -- "$@" --mode metrics; fi
     # printf is the shell's own: the token is in no process list.
