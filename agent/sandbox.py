@@ -110,18 +110,23 @@ def _put(path: str, text: str) -> None:
 def _mounts(plan: dict[str, Any]) -> None:
     # 1. What is mounted outside later still arrives (a home on demand, say); nothing of ours goes out.
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)
-    # 2. Hold what stays visible before anything covers it.
+    # 2. What the account could rename above a hidden folder becomes a mount, which nobody can rename: else a program moves the folder to
+    #    a name that no later program finds covered.
+    if plan["userns"]:
+        for path in _movable([*plan["hidden"], *plan["readonly"]]):
+            _mount(path, path, None, _MS_BIND | _MS_REC)
+    # 3. Hold what stays visible before anything covers it.
     kept: list[tuple[str, int]] = []
     for path in plan["keep"]:
         kept.append((path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)))
-    # 3. Our code.
+    # 4. Our code.
     for path in plan["readonly"]:
         with contextlib.suppress(FileNotFoundError, PermissionError):
             options = os.statvfs(path).f_flag
             flags = options & _KEPT | (_MS_RELATIME if options & _ST_RELATIME else 0)
             _mount(path, path, None, _MS_BIND | _MS_REC)
             _mount(None, path, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | flags)
-    # 4. An empty folder over each hidden one, with the ways to what stays visible.
+    # 5. An empty folder over each hidden one, with the ways to what stays visible.
     for path in plan["hidden"]:
         _cover(path, [(p, fd) for p, fd in kept if p.startswith(f"{path}/")])
     for path, fd in kept:
@@ -129,6 +134,18 @@ def _mounts(plan: dict[str, Any]) -> None:
         if not any(path.startswith(f"{h}/") for h in plan["hidden"]):
             _mount(f"/proc/self/fd/{fd}", path, None, _MS_BIND)
         os.close(fd)
+
+
+def _movable(paths: Iterable[str]) -> list[str]:
+    """The folders above these that lie in a folder of which we may change the entries, from the top down."""
+    found = set()
+    for path in paths:
+        above = os.path.dirname(path)
+        while above not in ("/", ""):
+            if os.path.isdir(above) and os.access(os.path.dirname(above), os.W_OK | os.X_OK):
+                found.add(above)
+            above = os.path.dirname(above)
+    return sorted(found)
 
 
 def _way_make(top: str, path: str) -> None:

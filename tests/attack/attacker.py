@@ -104,6 +104,8 @@ def files() -> None:
     ATTACKS["plant a rank with the agent"] = lambda: os.mkdir(f"{data}/ranks/7.7.7")
     ATTACKS["plant a link with the agent"] = lambda: os.symlink("/etc/passwd", f"{data}/planted-link")
     ATTACKS["rename the agent's folder of ranks"] = lambda: there_and_back(f"{data}/ranks", f"{data}/ranks-gone")
+    above = os.path.dirname(T["control_data"])
+    ATTACKS["move the folder above both away"] = lambda: there_and_back(above, f"{above}-moved")
     ATTACKS["plant a file with the control plane"] = lambda: open(f"{T['control_data']}/planted", "x").close()
     ATTACKS["list"] = lambda: saw(T["names"], os.listdir(T["control_data"]))
     ATTACKS["stat"] = lambda: os.stat(target)

@@ -59,6 +59,7 @@ WORDS: dict[str, str | None] = {
     "plant a rank with the agent": "agent_files",
     "plant a link with the agent": "agent_files",
     "rename the agent's folder of ranks": "agent_files",
+    "move the folder above both away": "control_files",
     "plant a file with the control plane": "control_files",
     "list": "paths",
     "stat": "paths",
