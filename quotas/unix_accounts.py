@@ -2,6 +2,7 @@
 
 ``User.unix_name`` is set by the administration, by a directory (NEBULA_LDAP_UNIX_ATTRIBUTE), by ``manage.py users_map``, or made on
 demand from NEBULA_UNIX_RANGE; of those, ``unix_uid`` is the number, and the agents make the account. Others exist on the nodes already.
+INVARIANT: neither a number nor a name of the range is given out a second time (``IssuedAccount``), also not after it was taken away.
 An agent never runs a job as an account with a number below 1000, whatever is written here.
 """
 
@@ -18,7 +19,7 @@ from django.utils.translation import gettext_noop
 
 from quotas.audit import audit
 from quotas.errors import DomainError
-from quotas.models import User
+from quotas.models import IssuedAccount, User
 from quotas.sql import Select
 
 UNIX_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -63,7 +64,7 @@ def range_left() -> int:
     numbers = settings.UNIX_RANGE
     if numbers is None:
         return 0
-    return len(numbers) - User.objects.filter(unix_uid__gte=numbers.start, unix_uid__lt=numbers.stop).count()
+    return len(numbers) - IssuedAccount.objects.filter(uid__gte=numbers.start, uid__lt=numbers.stop).count()
 
 
 def account_of(user: User) -> tuple[str, int | None] | None:
@@ -82,7 +83,7 @@ def _account_make(user: User) -> tuple[str, int | None] | None:
         user.refresh_from_db(fields=("unix_name", "unix_uid"))
         if user.unix_name:
             return user.unix_name, user.unix_uid
-        taken = set(User.objects.filter(unix_uid__gte=numbers.start, unix_uid__lt=numbers.stop).values_list("unix_uid", flat=True))
+        taken = set(IssuedAccount.objects.filter(uid__gte=numbers.start, uid__lt=numbers.stop).values_list("uid", flat=True))
         number = next((number for number in numbers if number not in taken), None)
         if number is None:
             return None
@@ -90,6 +91,7 @@ def _account_make(user: User) -> tuple[str, int | None] | None:
         with contextlib.suppress(IntegrityError), transaction.atomic():
             # Compare-and-swap: somebody may have named an account meanwhile; the unique number settles two makers at once.
             if User.objects.filter(pk=user.pk, unix_name="").update(unix_name=name, unix_uid=number):
+                IssuedAccount.objects.create(uid=number, name=name)
                 audit(None, "user.unix_name", f"user {user.email}", {"unix_name": name, "uid": number, "how": "range"})
     return None
 
@@ -97,6 +99,7 @@ def _account_make(user: User) -> tuple[str, int | None] | None:
 def _name_for(user: User) -> str:
     base = (settings.UNIX_PREFIX + slugify(user.email.partition("@")[0]).replace("_", "-"))[:28].rstrip("-") or "nb"
     names = set(User.objects.filter(unix_name__startswith=base).values_list("unix_name", flat=True))
+    names |= set(IssuedAccount.objects.filter(name__startswith=base).values_list("name", flat=True))
     return next(name for n in range(len(names) + 2) if (name := base if n == 0 else f"{base}{n}") not in names)
 
 

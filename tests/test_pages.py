@@ -234,8 +234,9 @@ def test_every_model_of_ours_is_in_the_admin() -> None:
     ours = {model for label in ("quotas", "nodes", "jobs") for model in apps.get_app_config(label).get_models()}
     curves = {"GpuSample", "NodeSample", "PoolSample", "RankSample"}  # millions of rows: shown as curves, and over REST
     audit = {"AuditEntry", "AuditLink", "AuditSegment", "Secret", "AppliedJob"}  # /audit/, /secrets/; nobody looks through others' secrets
-    # On the job's page and the usage page; the installation's own name, which never changes; on a page of their own.
-    numbers = {"JobFiles", "Installation", "RefusedSubmit"}
+    # On the job's page and the usage page; the installation's own name, which never changes; on a page of their own;
+    # numbers that are never given out again, which nobody may change.
+    numbers = {"JobFiles", "Installation", "RefusedSubmit", "IssuedAccount"}
     # A membership is edited inside its project, and an alert's page has its jobs.
     assert {model.__name__ for model in ours - set(OURS)} <= {"Membership", "AlertJob"} | curves | audit | numbers
 

@@ -5,7 +5,7 @@ from quotas.models.efficiency import JobUse
 from quotas.models.ledger import LedgerEntry
 from quotas.models.limits import Quota
 from quotas.models.notices import Notice, NoticeChannel, NoticeDelivery
-from quotas.models.people import Membership, Project, User, UserManager
+from quotas.models.people import IssuedAccount, Membership, Project, User, UserManager
 from quotas.models.prices import PriceRow, StorageEntry
 from quotas.models.requests import QuotaRequest, QuotaRequestEvent
 from quotas.models.secrets import Secret
@@ -16,6 +16,7 @@ __all__ = [
     "AuditEntry",
     "AuditLink",
     "AuditSegment",
+    "IssuedAccount",
     "JobUse",
     "LedgerEntry",
     "Membership",

@@ -1,4 +1,4 @@
-"""User, Project, Membership."""
+"""User, IssuedAccount, Project, Membership."""
 
 from __future__ import annotations
 
@@ -66,6 +66,17 @@ class User(AbstractUser):
 
     def __str__(self) -> str:
         return self.email
+
+
+class IssuedAccount(models.Model):
+    """A Unix account that was made up from NEBULA_UNIX_RANGE, whoever has it now. A row stays for ever: files of the account may lie on a
+    node long after it was taken away from its owner, and would be the next one's under the same number or name."""
+
+    uid = models.PositiveIntegerField(primary_key=True)
+    name = models.CharField(max_length=32, db_index=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.uid})"
 
 
 class Project(models.Model):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
@@ -25,7 +27,7 @@ from jobs.waiting_page import why_data
 from jobs.wording import reason_text
 from nodes.isolation import isolation_json
 from nodes.models import Node
-from quotas.models import AuditEntry, User
+from quotas.models import AuditEntry, IssuedAccount, User
 from quotas.services import project_personal
 from quotas.unix_accounts import UnixNameRefused, account_of, range_left, unix_name_set
 from tests.factories import ISOLATED, inventory, sync_of, user_make
@@ -127,6 +129,30 @@ def test_accounts_are_made_on_demand_from_the_range_and_end_with_it(lab: Lab, se
     assert account_of(people[2]) is None
     assert account_of(people[0]) == ("nb-lin", 20_000)
     assert AuditEntry.objects.filter(action="user.unix_name").count() == 2
+
+
+def test_a_number_and_a_name_of_the_range_are_never_given_out_again(lab: Lab, settings: Any) -> None:
+    settings.UNIX_RANGE, settings.UNIX_PREFIX = range(20_000, 20_003), "nb-"
+    ann, other, third = (user_make(f"ann@{place}.example") for place in ("lab", "works", "home"))
+    assert account_of(ann) == ("nb-ann", 20_000)
+    unix_name_set(ann, "")
+    assert range_left() == 2
+    assert account_of(other) == ("nb-ann1", 20_001)
+    unix_name_set(other, "ann")
+    assert account_of(ann) == ("nb-ann2", 20_002)
+    assert range_left() == 0
+    assert account_of(third) is None
+
+
+def test_what_was_given_out_before_it_was_kept_is_taken_from_the_audit_log(settings: Any) -> None:
+    settings.UNIX_RANGE, settings.UNIX_PREFIX = range(20_000, 20_010), "nb-"
+    ann, lin = user_make("ann@lab.example"), user_make("lin@lab.example")
+    assert account_of(ann) == ("nb-ann", 20_000)
+    unix_name_set(ann, "")
+    account_of(lin)
+    IssuedAccount.objects.all().delete()
+    import_module("quotas.migrations.0017_issued_accounts").fill(apps, None)
+    assert sorted(IssuedAccount.objects.values_list("uid", "name")) == [(20_000, "nb-ann"), (20_001, "nb-lin")]
 
 
 # --- nodes that keep nobody apart ----------------------------------------------------------------------------------------
