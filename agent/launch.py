@@ -229,6 +229,7 @@ def account_find(name: str | None, *, min_uid: int = MIN_UID) -> pwd.struct_pass
     if os.geteuid() != 0:
         mine = _name(os.geteuid())
         raise LaunchFailed("user", f"The agent runs as {mine} and cannot become {name!r}; only an agent that runs as root can")
+    min_uid = max(min_uid, 1)  # no job runs as root, whatever is configured
     if account.pw_uid < min_uid:
         raise LaunchFailed("user", f"{name!r} has uid {account.pw_uid}; jobs only run as users with uid {min_uid} and above")
     return account

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agent.launch import LaunchFailed, account_find
 from agent.placed import placed
 from nebulagrid.rooted import handover, placement
 from nebulagrid.rooted.accounts import Account, as_account, control_account, control_commands, job_account, job_commands, unreadable
@@ -25,7 +26,7 @@ from nebulagrid.rooted.layout import Layout, layout_find, layout_make, place_nam
 from nebulagrid.rooted.line import RootFiles, serve
 from nebulagrid.rooted.placement import Source, code_files
 from nebulagrid.startfiles import OwnFiles
-from nebulagrid.supervisor import open_own
+from nebulagrid.supervisor import ChildSpec, open_own
 
 NOBODY = Account(name="nobody", uid=65534, gid=65534, groups=(65534,), home="/nonexistent")
 
@@ -66,6 +67,14 @@ def test_the_control_plane_is_never_root_and_jobs_never_an_account_of_the_system
         job_account({"NEBULA_JOB_ACCOUNT": "daemon"}, control=NOBODY)
     with pytest.raises(RootedError, match="both name nobody"):
         job_account({"NEBULA_JOB_ACCOUNT": "nobody"}, control=NOBODY)
+
+
+@pytest.mark.parametrize("min_uid", [1000, 0, -1])
+def test_no_job_becomes_root_whatever_the_least_uid_is(monkeypatch: pytest.MonkeyPatch, min_uid: int) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(LaunchFailed, match="'root' has uid 0; jobs only run as users with uid 1"):
+        account_find("root", min_uid=min_uid)
+    assert account_find("nobody", min_uid=min_uid) is not None
 
 
 def test_what_is_the_callers_own_stays_with_the_caller() -> None:
@@ -386,13 +395,66 @@ def test_root_writes_nowhere_else(asked: Asked, tmp_path: Path, name: str) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+WEB: dict[str, Any] = {"name": "web", "argv": ["/code/python", "-m", "nebulagrid.web"], "env": {"A": "b"}, "stage": 1}
+
+
 def test_the_lock_goes_along_as_an_open_file(asked: Asked, tmp_path: Path) -> None:
+    asked.files.agent_write("agent", {"node_id": 1}, "credential")
     with (tmp_path / "lock").open("w") as lock:
-        asked.files.finish(children=[{"name": "web"}], agents=["agent"], ready=["ready"], lock=lock.fileno())
+        asked.files.finish(children=[WEB], agents=["agent"], ready=["ready"], lock=lock.fileno())
         asked.thread.join()
         assert os.path.samestat(os.fstat(asked.prepared.lock), os.fstat(lock.fileno()))
     os.close(asked.prepared.lock)
-    assert (asked.prepared.children, asked.prepared.agents, asked.prepared.ready) == ([{"name": "web"}], ["agent"], ["ready"])
+    assert [child["argv"] for child in asked.prepared.children] == [WEB["argv"]]
+    assert (asked.prepared.agents, asked.prepared.ready) == (["agent"], ["ready"])
+
+
+def finished(asked: Asked, **given: Any) -> Any:
+    asked.files._ask("finish", **{"children": [WEB], "agents": [], "ready": [], **given})
+    asked.thread.join()
+    return asked.prepared
+
+
+@pytest.mark.parametrize("agents", [["../control/x"], ["agent/../../control"], ["agent-2"], ["agent", "agent"], "agent", [7], None])
+def test_root_runs_no_agent_but_those_that_it_wrote_itself(asked: Asked, tmp_path: Path, agents: Any) -> None:
+    asked.files.agent_write("agent", {"node_id": 1}, "credential")
+    (tmp_path / "agent-2").mkdir()  # of an earlier start
+    with pytest.raises(OSError, match="agent"):
+        asked.files._ask("finish", children=[WEB], agents=agents, ready=[])
+    asked.link.close()
+    asked.thread.join()
+    assert asked.prepared is None, "what was refused starts nothing"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "../../etc/cron.d/x"}, {"name": "agent"}, {"argv": []}, {"argv": "sh"}, {"argv": ["sh"]}, {"argv": ["/bin/sh", "a\0b"]},
+        {"env": None}, {"env": {"A=B": "c"}}, {"env": {"A": 1}}, {"stage": True}, {"stage": "1"}, {"until_s": 1e9}, {"stop_signal": 9},
+        {"probe": "http:here:port"}, {"probe": "file:/etc/shadow"}, {"probe_password_file": "../x"}, {"hints": ["/"]},
+    ],
+)  # fmt: skip
+def test_root_starts_only_the_children_that_it_knows(asked: Asked, wrong: dict[str, Any]) -> None:
+    with pytest.raises(OSError, match=r"\w"):
+        asked.files._ask("finish", children=[{**WEB, **wrong}], agents=[], ready=[])
+    with pytest.raises(OSError, match="named twice"):
+        asked.files._ask("finish", children=[WEB, WEB], agents=[], ready=[])
+    assert len(finished(asked).children) == 1
+
+
+def test_who_a_child_runs_as_and_where_is_not_the_other_sides_to_say(asked: Asked) -> None:
+    from nebulagrid.management.commands.up import child_given
+
+    given = child_given(ChildSpec(name="redis", argv=["/bin/redis"], stage=0, probe="redis:/data/redis.sock", hints="/data/redis"))
+    own = {"account": None, "cwd": "/etc", "clean": True, "is_whole_env": False, "unknown": 1}
+    (child,) = finished(asked, children=[{**given, **own}]).children
+    assert ChildSpec(**child) == ChildSpec(**{**given, "is_whole_env": True})
+    assert not {"account", "cwd", "clean", "unknown"} & child.keys()
+
+
+def test_lines_for_roots_terminal_carry_no_orders_to_it(asked: Asked) -> None:
+    ready = ["  就绪: ready", "", "\x1b]0;title\x07\x1b[2Jgone\r\nnext\x9b1m\u202e\ud800"]
+    assert finished(asked, ready=ready).ready == ["  就绪: ready", "", "]0;title[2Jgonenext1m"]
 
 
 def test_a_side_that_goes_away_prepared_nothing(asked: Asked) -> None:

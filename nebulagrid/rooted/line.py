@@ -9,6 +9,7 @@ import array
 import json
 import os
 import re
+import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,11 @@ from typing import Any
 VARIABLE = "NEBULA_ROOT_LINE"
 _MOST = 4 << 20
 _NAME = re.compile(r"agent(-[a-z0-9][a-z0-9-]{0,60})?")
+#: What root starts as the account's: nothing else, since the supervisor makes names of files of these.
+_CHILDREN = frozenset({"redis", "web", "worker", "beat", "feeder"})
+_PROBE = re.compile(r"redis:/[^\x00-\x1f]{1,4000}|https?:[0-9A-Za-z.:_-]{1,255}:[0-9]{1,5}")
+_STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+_READY_MOST = 200
 
 
 class LineError(RuntimeError):
@@ -110,6 +116,8 @@ class Prepared:
     agents: list[str] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
     lock: int = -1
+    #: Whose configuration was written in this session.
+    written: set[str] = field(default_factory=set)
 
 
 def serve(link: socket.socket, files: Any, *, agent_values: Mapping[str, str], hello: Mapping[str, str]) -> Prepared | None:
@@ -137,13 +145,15 @@ def serve(link: socket.socket, files: Any, *, agent_values: Mapping[str, str], h
             asked = json.loads(_exactly(link, size))
         except (LineError, ValueError):
             return None
-        what = asked.pop("what", "")
+        if not isinstance(asked, dict):
+            return None
+        what = str(asked.pop("what", ""))
         try:
             answer: dict[str, Any] = {"is": _do(what, asked, files, agent_values, prepared, hello)}
-        except (OSError, LineError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, LineError, KeyError, TypeError, AttributeError, ValueError) as error:
             answer = {"refused": getattr(error, "strerror", None) or str(error)}
         _send(link, answer)
-        if what == "finish":
+        if what == "finish" and "is" in answer:
             return prepared
 
 
@@ -172,12 +182,80 @@ def _do(what: str, asked: dict[str, Any], files: Any, agent_values: Mapping[str,
             return files.agent_read(name)
         values = {key: value for key, value in asked["values"].items() if key in _AGENT_KEYS}
         decided = {key: value.replace("{name}", name) for key, value in agent_values.items()}
-        return str(files.agent_write(name, {**values, **decided}, asked["credential"]))
+        path = str(files.agent_write(name, {**values, **decided}, asked["credential"]))
+        prepared.written.add(name)
+        return path
     if what == "finish":
-        prepared.children, prepared.agents, prepared.ready = asked["children"], asked["agents"], asked["ready"]
+        children, agents, ready = _children(asked["children"]), _agents(asked["agents"], prepared.written), _ready(asked["ready"])
+        prepared.children, prepared.agents, prepared.ready = children, agents, ready
         return None
     raise LineError(f"{what[:80]!r} is nothing to ask for.")
 
 
 #: What the control plane says of an agent; who its jobs run as, and where its files are, root says.
 _AGENT_KEYS = frozenset({"endpoint", "node_id", "name", "backend", "scenario", "agent_id", "installation", "ca_file"})
+
+
+# --- what is to be started --------------------------------------------------------------------------------------------
+
+
+def _agents(given: Any, written: set[str]) -> list[str]:
+    """Root runs these: no other configuration than one that it wrote itself a moment ago."""
+    names = _strings(given, "agents")
+    for name in names:
+        if not _NAME.fullmatch(name) or name not in written:
+            raise LineError(f"{name[:80]!r} is no agent whose configuration was written in this start.")
+    if len(set(names)) != len(names):
+        raise LineError("An agent is named twice.")
+    return names
+
+
+def _children(given: Any) -> list[dict[str, Any]]:
+    """Fields of a `ChildSpec`. Who it runs as, and in which folder, is not among them; its environment is never root's."""
+    if not isinstance(given, list) or not all(isinstance(child, dict) for child in given):
+        raise LineError("The children are no list of objects.")
+    children = [_child(child) for child in given]
+    if len({child["name"] for child in children}) != len(children):
+        raise LineError("A child is named twice.")
+    return children
+
+
+def _child(given: dict[str, Any]) -> dict[str, Any]:
+    name, argv, env = str(given["name"]), _strings(given["argv"], "argv"), given["env"]
+    if name not in _CHILDREN:
+        raise LineError(f"{name[:80]!r} is none of {', '.join(sorted(_CHILDREN))}.")
+    if not argv or not argv[0].startswith("/"):
+        raise LineError(f"The program of {name} is not given by its full path.")
+    if not isinstance(env, dict) or any(not key or "=" in key for key in env):
+        raise LineError(f"The environment of {name} can't be used.")
+    _strings([*env, *env.values()], "environment's names and values")
+    stage, until_s = given["stage"], given.get("until_s", 4.0)
+    if type(stage) is not int or not 0 <= stage <= 9:
+        raise LineError(f"The stage of {name} is no number from 0 to 9.")
+    if type(until_s) not in (int, float) or not 0 <= until_s <= 60:
+        raise LineError(f"The time that {name} has to stop is no number from 0 to 60.")
+    child = {"name": name, "argv": argv, "env": env, "is_whole_env": True, "stage": stage, "until_s": until_s}
+    if (number := given.get("stop_signal", int(signal.SIGTERM))) not in _STOP_SIGNALS:
+        raise LineError(f"The signal that stops {name} is none that stops a process.")
+    child["stop_signal"] = int(number)
+    if (probe := given.get("probe")) is not None:
+        if not isinstance(probe, str) or not _PROBE.fullmatch(probe):
+            raise LineError(f"The probe of {name} can't be used.")
+        child["probe"] = probe
+    for key in ("probe_password_file", "hints"):
+        if (path := given.get(key)) is not None:
+            if not isinstance(path, str) or not path.startswith("/") or not path.isprintable():
+                raise LineError(f"The {key} of {name} is no full path.")
+            child[key] = path
+    return child
+
+
+def _ready(given: Any) -> list[str]:
+    """Lines for root's terminal, which must not obey the other side."""
+    return ["".join(sign for sign in line if sign.isprintable())[:1000] for line in _strings(given, "ready", nul=True)[:_READY_MOST]]
+
+
+def _strings(given: Any, what: str, *, nul: bool = False) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(text, str) and (nul or "\0" not in text) for text in given):
+        raise LineError(f"The {what} are no list of texts.")
+    return given
