@@ -152,8 +152,6 @@ class GuardedHttp(HttpToolsProtocol):
             self._refusal = (HTTPStatus.TOO_MANY_REQUESTS, "busy", text)
             raise Refused
         self.reading, self._got, self._barren, self._waited_s, self._head = "body", 0, 0, 0.0, 0
-        if self.seat is not None:
-            self.seat.work()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -163,14 +161,24 @@ class GuardedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self.reading, self.since = "next", self.loop.time()
         super().on_message_complete()
+        if self.seat is not None and self._is_at_work():
+            self.seat.work()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.since = self.loop.time()
-        if self.seat is not None and self.reading == "next" and not self.pipeline:
+        if self.seat is not None and not self._is_at_work():
             self.seat.rest()
 
+    def _is_at_work(self) -> bool:
+        """Whether a whole request is here and not answered. One whose body is still on its way is none: it holds no seat for good."""
+        if self.pipeline:
+            return True  # the newest of them may be half there, the one that they wait for is whole
+        return self.reading != "body" and self.cycle is not None and not self.cycle.response_complete
+
     def handle_websocket_upgrade(self) -> None:
+        if self.seat is not None:
+            self.seat.work()
         super().handle_websocket_upgrade()
         protocol: Any = self.transport.get_protocol()
         if isinstance(protocol, GuardedSocket):

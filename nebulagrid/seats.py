@@ -1,6 +1,7 @@
 """How many connections there are, in all and from each address, and which one goes when there is no room for another.
 
-A connection rests while nothing of it is being worked on: its headers have not arrived yet, or its last request was answered.
+A connection rests while nothing of it is being worked on: no whole request, body included, has arrived yet, or its last one was
+answered.
 Whoever opens many and leaves them half done takes seats from himself: the one that has rested longest makes room for a new one.
 """
 

@@ -171,6 +171,21 @@ def test_whoever_opens_many_connections_takes_seats_from_himself() -> None:
             peer.close()
 
 
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["at once", "after a whole request"])
+def test_half_sent_bodies_make_room_for_whoever_sends_a_whole_request(first: bytes) -> None:
+    with served(App(), PATIENT) as (server, port):
+        for _ in range(5):
+            for peer in [Peer(port) for _ in range(PATIENT.connections_each)]:
+                peer.send(first + HEAD + b"Content-Length: 60000\r\nExpect: 100-continue\r\n\r\n")
+                found = b""
+                while b"100 Continue" not in found:  # its headers are complete, and the application waits for the body
+                    data = peer.socket.recv(65536)
+                    assert data, "it is let in, too"
+                    found += data
+            assert server.seats.total == PATIENT.connections_each
+            assert asked(port)[0] == 200
+
+
 def test_connections_that_are_being_worked_on_make_no_room() -> None:
     class Late(App):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
