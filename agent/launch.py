@@ -114,7 +114,7 @@ def _prepare_and_exec(
     except OSError as error:
         raise LaunchFailed("cgroup", f"The program could not enter its process group: {error}") from error
     if isinstance(order["group"].get("pids_max"), int) and order["group"]["kind"] == "none":
-        _processes_limit(order["group"]["pids_max"])
+        _processes_limit(order["group"]["pids_max"], os.getuid() if account is None else account.pw_uid)
     if oom_score is not None:
         with contextlib.suppress(OSError):  # raising it is every process's right; only a missing /proc can refuse
             _oom_score_set(oom_score)
@@ -182,6 +182,8 @@ def _prepare_and_exec(
         _exec(argv, env)
     except (ValueError, UnicodeError, IndexError) as error:
         raise LaunchFailed("spec", f"The command or its environment cannot be passed on: {error}") from error
+    except BlockingIOError as error:  # the account has more processes than it may: the node's state, not the command's fault
+        raise LaunchFailed("internal", f"The job's account has too many processes on this node: {error.strerror}") from error
     except OSError as error:
         raise LaunchFailed("exec", f"{error.strerror}: {argv[0]!r}{_exec_hint(argv[0])}") from error
 
@@ -255,21 +257,28 @@ def _exec_hint(program: str) -> str:
     return ""
 
 
-def _processes_limit(most: int) -> None:
-    """Where no cgroup counts a rank's processes: so many more than its account has now. The kernel counts by account, so this keeps a
-    fork bomb from taking the whole machine down, and is no limit of the rank's own. It doesn't hold for root."""
+def _processes_limit(most: int, uid: int) -> None:
+    """Where no cgroup counts a rank's processes: so many more than the job's account has now. The kernel counts by account, so this keeps
+    a fork bomb from taking the whole machine down, and is no limit of the rank's own."""
     import resource  # only here
 
-    uid, now = os.getuid(), 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    now += len(os.listdir(f"/proc/{name}/task"))
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    wanted = now + most if hard == resource.RLIM_INFINITY else min(hard, now + most)
+    wanted, hard = _threads_of(uid) + most, resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(hard, wanted)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NPROC, (wanted, wanted))
+
+
+def _threads_of(uid: int) -> int:
+    """As the kernel counts them: by the real uid."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, KeyError, ValueError, IndexError), open(f"/proc/{name}/status", "rb") as file:
+                found = dict(line.split(b":", 1) for line in file if line.startswith((b"Uid:", b"Threads:")))
+                if int(found[b"Uid"].split()[0]) == uid:
+                    total += int(found[b"Threads"])
+    return total
 
 
 def oom_score_lower() -> str | None:

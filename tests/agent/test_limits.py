@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agent import cgroups, host
+from agent import cgroups, host, launch
 from agent.config import config_load
 from agent.devices import devices_denied, devices_of
 from agent.main import processes_open
@@ -116,6 +119,43 @@ def test_without_cgroups_it_says_that_nothing_holds_and_a_fork_bomb_meets_the_li
     assert soft == hard
     assert soft > 50
     assert soft <= before or before == resource.RLIM_INFINITY
+
+
+@pytest.mark.root
+def test_a_root_agent_counts_the_processes_of_the_jobs_account(new_lab: Callable[..., Lab]) -> None:
+    lab = new_lab(cgroup="none", pids_max=50)
+    reachable(lab.data)
+    lab.ranks.start("1.1.0", RankSpec(job=1, index=0, argv=("cat", "/proc/self/limits"), unix_user="nobody", workdir="/"), {"PATH": "/bin"})
+    lab.end("1.1.0")
+    line = next(line for line in lab.text("1.1.0").splitlines() if line.startswith("Max processes"))
+    soft, hard = map(int, line.split()[2:4])
+    assert soft == hard
+    assert 50 <= soft <= 50 + launch._threads_of(65534) + 5, "nobody's, not those of root"
+
+
+def test_threads_are_counted_by_the_account_that_started_them() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert launch._threads_of(os.getuid()) >= 2, "this process and its child"
+        child.kill()
+    assert launch._threads_of(4_000_000_000) == 0
+
+
+def test_an_account_with_too_many_processes_is_the_nodes_fault(monkeypatch: pytest.MonkeyPatch, new_lab: Callable[..., Lab]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(launch, "_exec", full)
+    read, write = os.pipe()
+    order = {"spec": {"argv": ["/bin/true"], "workdir": "/"}, "env": {}, "group": {"kind": "none"}}
+    child = launch.program_fork(order=order, group=cgroups.SessionGroup({"mark": "none"}), account=None, output=write, oom_score=None)
+    child.let_go()
+    failure = child.failure()
+    os.waitpid(child.pid, 0)
+    os.close(read)
+    os.close(write)
+    assert failure is not None
+    assert failure.kind == "internal"
+    assert "too many processes" in failure.text
 
 
 # --- which files are a card's ---------------------------------------------------------------------------------------
