@@ -7,6 +7,7 @@ that is there already: one of another number is somebody else.
 from __future__ import annotations
 
 import logging
+import os
 import pwd
 import re
 import shutil
@@ -38,6 +39,7 @@ def account_ensure(spec: RankSpec, *, may_make: bool) -> None:
     _make(name, uid)
     if not _is_there(name, uid):
         raise SpecError(f"The Unix user {name!r} was made, but is not found on this node.", "user")
+    _home_close(pwd.getpwnam(name).pw_dir, uid)
 
 
 def _is_there(name: str, uid: int) -> bool:
@@ -58,12 +60,30 @@ def _is_there(name: str, uid: int) -> bool:
     return found is not None
 
 
+def _home_close(home: str, uid: int) -> None:
+    """To everybody else. A HOME_MODE in /etc/login.defs goes before the UMASK that useradd was given, and a folder may have been there."""
+    try:
+        folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        log.warning("The home %s of the new account can't be closed to others: %s.", home, error.strerror)
+        return
+    try:
+        if os.fstat(folder).st_uid == uid:
+            os.fchmod(folder, 0o700)
+        else:
+            log.warning("The home %s of the new account is another's; it stays as it is.", home)
+    except OSError as error:
+        log.warning("The home %s of the new account can't be closed to others: %s.", home, error.strerror)
+    finally:
+        os.close(folder)
+
+
 def _make(name: str, uid: int) -> None:
     program = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if program is None:
         raise SpecError(f"The Unix user {name!r} can't be made on this node: there is no useradd.", "user")
     # No password is set, so nobody signs in as it.
-    options = ("--uid", str(uid), "--user-group", "--create-home", "--comment", "NebulaGrid", "--shell", "/bin/bash")
+    options = ("--uid", str(uid), "--user-group", "--create-home", "-K", "UMASK=0077", "--comment", "NebulaGrid", "--shell", "/bin/bash")
     argv = (program, *options, name)
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)

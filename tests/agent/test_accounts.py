@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +21,13 @@ from agent.protocol import RankSpec
 class System:
     """/etc/passwd and useradd."""
 
+    home = "/nonexistent"
+
     def __init__(self, **people: int) -> None:
         self.people, self.made, self.fails = dict(people), [], ""
 
     def getpwnam(self, name: str) -> Any:
-        return SimpleNamespace(pw_name=name, pw_uid=self.people[name])
+        return SimpleNamespace(pw_name=name, pw_uid=self.people[name], pw_dir=self.home)
 
     def getpwuid(self, uid: int) -> Any:
         return next((SimpleNamespace(pw_name=name, pw_uid=uid) for name, number in self.people.items() if number == uid), None) or {}[uid]
@@ -89,6 +92,18 @@ def test_what_useradd_says_is_told(system: System) -> None:
         account_ensure(spec("nb-lin", 20_000), may_make=True)
 
 
+def test_its_home_is_closed_to_others_and_nobody_elses_folder_is_touched(tmp_path: Path) -> None:
+    home, link, others = tmp_path / "home", tmp_path / "link", tmp_path / "others"
+    for folder in (home, others):
+        folder.mkdir()
+        folder.chmod(0o755)
+    link.symlink_to(others)
+    accounts._home_close(str(home), os.getuid())
+    accounts._home_close(str(link), os.getuid())
+    accounts._home_close(str(others), os.getuid() + 1)
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in (home, others)] == [0o700, 0o755]
+
+
 @pytest.mark.root
 def test_a_real_account_is_made_and_is_nobodys_but_its_own() -> None:
     uid = next(number for number in range(29_900, 29_990) if not _is_taken(number))
@@ -98,6 +113,7 @@ def test_a_real_account_is_made_and_is_nobodys_but_its_own() -> None:
         found = pwd.getpwnam(name)
         assert found.pw_uid == uid
         assert Path(found.pw_dir).stat().st_uid == uid
+        assert stat.S_IMODE(Path(found.pw_dir).stat().st_mode) == 0o700
         account_ensure(spec(name, uid), may_make=False)
     finally:
         subprocess.run(["/usr/sbin/userdel", "--remove", name], capture_output=True, check=False)
