@@ -108,7 +108,7 @@ class CommandRunner:
         if self._simulation is not None:
             report = self._simulation.selftest(uuid, mib=int(mib), heat_s=float(heat_s))
             return CommandResult(cid=command.cid, ok=report["result"] == "passed", text=json.dumps(report))
-        argv = (sys.executable, "-m", "agent.selftest", "--gpu", uuid, "--mib", str(int(mib)), "--heat-s", str(heat_s))
+        argv = (sys.executable, "-P", "-m", "agent.selftest", "--gpu", uuid, "--mib", str(int(mib)), "--heat-s", str(heat_s))
         return self._start(command, argv, SELFTEST_S)
 
     def _reset(self, command: Command) -> CommandResult | None:

@@ -304,6 +304,23 @@ def test_what_is_placed_is_roots_and_open_and_nobody_elses_to_write(open_folder:
 
 
 @pytest.mark.root
+def test_compiling_imports_nothing_from_where_root_was_started(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source.of_this_process(open_folder / "closed" / "checkout")
+    checkout_make(source.checkout)
+    (open_folder / "closed").chmod(0o700)
+    (source.checkout / "agent" / "main.py").write_text("x = 1\n")
+    monkeypatch.setattr(placement, "_try", lambda account, place: None)
+    there = open_folder / "there"
+    there.mkdir()
+    (there / "compileall.py").write_text(f"open({str(open_folder / 'ran')!r}, 'w')")
+    monkeypatch.chdir(there)
+    monkeypatch.setenv("PYTHONPATH", str(there))
+    placed_at = placement.place_find(source, [NOBODY], lambda: open_folder / "state", print)
+    assert not (open_folder / "ran").exists()
+    assert list((placed_at.code / "agent" / "__pycache__").glob("main.*.pyc")), "it is compiled all the same"
+
+
+@pytest.mark.root
 def test_it_is_placed_once_and_again_when_something_changed(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source.of_this_process(open_folder / "closed" / "checkout")
     checkout_make(source.checkout)

@@ -329,9 +329,10 @@ def _code_fill(source: Source, part: Path, *, code: Path, base: Path, env: Path,
             (bin_dir / path.name).chmod(0o755)
         elif path.stat().st_mode & 0o111:
             _lay(path, bin_dir / path.name)
-    # A run as another account can't keep what it compiles.
-    python = [str(bin_dir / program), "-m", "compileall", "-q", "-s", str(part), "-p", str(code)]
-    subprocess.run([*python, *(str(part / name) for name in FOLDERS if (part / name).is_dir())], check=False, capture_output=True)
+    # A run as another account can't keep what it compiles. -I: root imports nothing from where it was started.
+    python = [str(bin_dir / program), "-I", "-m", "compileall", "-q", "-s", str(part), "-p", str(code)]
+    folders = [str(part / name) for name in FOLDERS if (part / name).is_dir()]
+    subprocess.run([*python, *folders], check=False, capture_output=True, cwd="/")
     (part / _MARK).write_text(json.dumps({"needs": [base.name, env.name]}))
 
 

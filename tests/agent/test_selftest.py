@@ -112,7 +112,11 @@ def runner(backend: str = "nvml", **more: object) -> CommandRunner:
     return CommandRunner(backend=backend, output_path=lambda rank: None, status=lambda: (), **more)  # type: ignore[arg-type]
 
 
-def test_a_self_test_runs_as_a_child_and_its_report_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_self_test_runs_as_a_child_and_its_report_is_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()  # where somebody started the agent, not its code
+    (tmp_path / "agent" / "__init__.py").write_text("")
+    (tmp_path / "agent" / "selftest.py").write_text("print('not ours')")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nonexistent")
     found = runner()
     assert found.run(Command(cid=1, kind="selftest", args={"gpu": "no-card", "mib": 64}, expires_in_s=60)) is None
