@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quotas.errors import DomainError, QuotaExceeded
 
-__all__ = ["BadRequest", "EstimatesBusy", "IdempotencyConflict", "InvalidState", "NeverFits", "QuotaExceeded"]
+__all__ = ["BadRequest", "EstimatesBusy", "FilesRemain", "IdempotencyConflict", "InvalidState", "NeverFits", "QuotaExceeded"]
 
 
 class NeverFits(DomainError):
@@ -37,6 +37,13 @@ class BadRequest(DomainError):
     def __init__(self, code: str | None = None, *, field: str | None = None, params: dict[str, object] | None = None) -> None:
         self.field = field
         super().__init__(code, params=params)
+
+
+class FilesRemain(DomainError):
+    """The disk did not let go of a job's files; they are still counted."""
+
+    default_code = "files_remain"
+    default_status = 503
 
 
 class EstimatesBusy(DomainError):

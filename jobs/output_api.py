@@ -240,7 +240,8 @@ class JobArtifactsView(generics.GenericAPIView[Artifact]):
     @extend_schema(
         operation_id="job_artifacts_remove",
         summary="Remove the files of a job",
-        description="All files of a job that has ended: there is room for others then. 409 `invalid_state` while it has not.",
+        description="All files of a job that has ended: there is room for others then. 409 `invalid_state` while it has not; 503 "
+        "`files_remain` if the disk does not let go of them.",
         responses={204: None},
     )
     def delete(self, request: Request, id: int) -> Response:

@@ -107,6 +107,7 @@ ERRORS: dict[str, Sentence] = {
         gettext_lazy("Only an admin may submit with the quality of service %(value)s: it raises the priority by %(points)d.")
     ),
     "not_boolean": _template(gettext_lazy("%(value)s is neither 0 nor 1.")),
+    "files_remain": lambda p: _("The files of #%(job)s could not be removed from the disk of the control plane; its log says why.") % p,
     "estimates_busy": lambda p: _("Too many estimates are being made just now; ask again in a few seconds."),
     "log_gone": lambda p: _("There is no such attempt or rank of this job."),
 }

@@ -24,7 +24,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from jobs import page_data, refusals, services, waiting_page
 from jobs.diagnose import diagnose_context
 from jobs.efficiency import efficiency_of
-from jobs.errors import InvalidState
+from jobs.errors import FilesRemain, InvalidState
 from jobs.kept_words import kept_data
 from jobs.ladder import ladder_latest
 from jobs.lifecycle import LIVE, JobState
@@ -324,7 +324,7 @@ def job_files_remove(request: HttpRequest, id: int) -> HttpResponse:
     try:
         retention.job_files_remove(job=job, by=reader(request))
         messages.info(request, _("The files of #%(id)d are removed.") % {"id": job.pk})
-    except InvalidState as error:
+    except (FilesRemain, InvalidState) as error:
         messages.error(request, refusals.refusal_text(error))
     return HttpResponseRedirect(reverse("job-files", args=[job.pk]))
 

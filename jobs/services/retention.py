@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from django.conf import settings
 from django.db import transaction
@@ -14,7 +16,7 @@ from django.utils import timezone
 
 from jobs import logs
 from jobs.artifacts import artifacts_folder
-from jobs.errors import InvalidState
+from jobs.errors import FilesRemain, InvalidState
 from jobs.models import Artifact, Job, JobFiles
 from jobs.notify import jobs_changed
 from jobs.services.moves import event_add
@@ -47,8 +49,7 @@ def retention_run(*, now: datetime) -> int:
         for kept in _ended_before(rows, days=days, now=now):
             if time.monotonic() > until:
                 return removed
-            remove(kept=kept, now=now, days=days)
-            removed += 1
+            removed += remove(kept=kept, now=now, days=days)
     if removed < STEP_JOBS:
         _done_at = time.monotonic()
     return removed
@@ -59,35 +60,54 @@ def _ended_before(rows: QuerySet[JobFiles], *, days: int, now: datetime) -> list
     return list(rows.filter(job__ended_at__lt=now - timedelta(days=days))[:STEP_JOBS]) if days > 0 else []
 
 
-def files_remove(*, kept: JobFiles, now: datetime, days: int | None = None, by: User | None = None) -> None:
-    """All files of a job. The bytes first: broken off in between, the rows are still there and it is done once more."""
-    shutil.rmtree(artifacts_folder(kept.pk), ignore_errors=True)
+def files_remove(*, kept: JobFiles, now: datetime, days: int | None = None, by: User | None = None) -> bool:
+    """All files of a job. The bytes first: broken off in between, the rows are still there and it is done once more. False: the disk
+    did not let go of them, so they are counted as before."""
+    if not _folder_remove(artifacts_folder(kept.pk)):
+        return False
     with transaction.atomic():
         Artifact.objects.filter(rank__attempt__job=kept.pk).delete()
         JobFiles.objects.filter(pk=kept.pk).update(bytes=0, count=0, files_removed_at=now)
         event_add(kept.pk, code="files_removed", params={"days": days, "count": kept.count}, by=by.pk if by is not None else None, at=now)
         jobs_changed([kept.pk])
+    return True
 
 
 def job_files_remove(*, job: Job, by: User) -> None:
-    """All files of a job that has ended, because somebody wants the room. Idempotent. Raises InvalidState while it may leave more."""
+    """All files of a job that has ended, because somebody wants the room. Idempotent. Raises InvalidState while it may leave more, and
+    FilesRemain where the disk did not let go of them."""
     if not job.is_final:
         raise InvalidState(params={"job": job.pk, "state": job.state, "action": "files"})
     kept = JobFiles.objects.filter(pk=job.pk, count__gt=0).first()
     if kept is None:
         return
-    files_remove(kept=kept, now=timezone.now(), by=by)
+    if not files_remove(kept=kept, now=timezone.now(), by=by):
+        raise FilesRemain(params={"job": job.pk})
     if by.pk != job.owner_id:
         audit(by, "job.files_removed", f"job {job.pk}", {"owner": job.owner.email, "name": job.name, "count": kept.count})
 
 
-def logs_remove(*, kept: JobFiles, now: datetime, days: int | None = None) -> None:
-    """All output of a job."""
-    shutil.rmtree(logs.log_folder(kept.pk), ignore_errors=True)
+def logs_remove(*, kept: JobFiles, now: datetime, days: int | None = None) -> bool:
+    """All output of a job. False: the disk did not let go of it, so it is counted as before."""
+    if not _folder_remove(logs.log_folder(kept.pk)):
+        return False
     with transaction.atomic():
         JobFiles.objects.filter(pk=kept.pk).update(log_bytes=0, logs_removed_at=now)
         event_add(kept.pk, code="logs_removed", params={"days": days}, at=now)
         jobs_changed([kept.pk])
+    return True
+
+
+def _folder_remove(folder: Path) -> bool:
+    """Whether nothing of it is left. As much as can be is removed; why something stays is logged."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.lexists(folder):
+        return True
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        log.error("%s can't be removed (%s): it is still counted, and the next step of the upkeep tries again", folder, error)
+    return not os.path.lexists(folder)
 
 
 def retention_forget() -> None:

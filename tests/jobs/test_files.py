@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -288,6 +289,36 @@ def test_a_step_that_was_broken_off_is_done_once_more(world: World, settings: An
     settings.KEEP_ARTIFACTS_DAYS = 90
     assert retention_run(now=timezone.now()) == 1
     assert not Artifact.objects.exists()
+
+
+def stuck(path: Any, ignore_errors: bool = False) -> None:
+    """A file system that was mounted read-only."""
+    if not ignore_errors:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+
+def test_what_the_disk_does_not_let_go_of_is_still_counted_and_removed_by_a_later_step(
+    world: World, settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.put("a.bin", b"x" * 100)
+    world.agent.log(world.rank.key, 0, b"output\n")
+    world.end(days_ago=100)
+    files.log_bytes_write({world.job.pk: (world.owner.pk, world.job.project_id, 7)})
+    settings.KEEP_ARTIFACTS_DAYS = settings.KEEP_LOGS_DAYS = 90
+    with monkeypatch.context() as patch:
+        patch.setattr("jobs.services.retention.shutil.rmtree", stuck)
+        assert retention_run(now=timezone.now()) == 0
+        answer = Api(world.owner).call("DELETE", f"/jobs/{world.job.pk}/artifacts")
+    assert caplog.text.count("Read-only file system") == 3
+    assert (answer.status_code, answer.json()["code"]) == (503, "files_remain")
+    assert f"#{world.job.pk}" in answer.json()["message"]
+    assert (world.kept.bytes, world.kept.count, world.kept.log_bytes) == (100, 1, 7)
+    assert (world.kept.files_removed_at, world.kept.logs_removed_at) == (None, None)
+    assert Artifact.objects.count() == 1
+    assert not JobEvent.objects.filter(code__in=("files_removed", "logs_removed")).exists()
+    retention_forget()
+    assert retention_run(now=timezone.now()) == 2
+    assert (world.kept.bytes, world.kept.count, world.kept.log_bytes) == (0, 0, 0)
 
 
 def test_an_owner_makes_room_by_removing_the_files_of_a_job_that_has_ended(world: World) -> None:
