@@ -18,6 +18,7 @@ import pytest
 from agent.launch import LaunchFailed, account_find
 from agent.placed import placed
 from nebulagrid.rooted import handover, placement
+from nebulagrid.rooted import layout as layout_module
 from nebulagrid.rooted.accounts import Account, as_account, control_account, control_commands, job_account, job_commands, unreadable
 from nebulagrid.rooted.entry import owner_of
 from nebulagrid.rooted.errors import RootedError
@@ -160,6 +161,52 @@ def test_a_folder_of_another_account_is_refused_by_name(open_folder: Path) -> No
     owner = owner_of(theirs)
     assert owner is not None
     assert owner.uid == 65534
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775, 0o757])
+def test_a_folder_that_others_may_write_to_is_refused(open_folder: Path, mode: int) -> None:
+    top = open_folder / "var"
+    top.mkdir()
+    top.chmod(mode)
+    with pytest.raises(RootedError, match=r"Others than root may write to .*chmod go-w .*NEBULA_DATA"):
+        layout_make(Layout(top=top, base=top), NOBODY)
+    assert [stat.S_IMODE(top.stat().st_mode), *top.iterdir()] == [mode], "nothing is touched"
+    top.chmod(0o755)
+    layout_make(Layout(top=top, base=top), NOBODY)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["agents", "jobs", "run"])
+def test_what_stands_in_the_place_of_a_folder_of_roots_is_refused(open_folder: Path, name: str) -> None:
+    top, elsewhere = open_folder / "var", open_folder / "elsewhere"
+    top.mkdir()
+    elsewhere.mkdir()
+    elsewhere.chmod(0o755)
+    for make, said in (
+        (lambda place: place.symlink_to(elsewhere), "a link"),
+        (lambda place: place.symlink_to(open_folder / "nowhere"), "a link"),
+        (lambda place: place.touch(), "no folder"),
+    ):
+        make(top / name)
+        with pytest.raises(RootedError, match=f"{name} has to be a folder of root's, and it is {said}"):
+            layout_make(Layout(top=top, base=top), NOBODY)
+        (top / name).unlink()
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+    shutil.rmtree(top / name, ignore_errors=True)
+    (top / name).mkdir()
+    os.chown(top / name, 65534, 65534)
+    with pytest.raises(RootedError, match="it is of uid 65534"):
+        layout_make(Layout(top=top, base=top), NOBODY)
+
+
+@pytest.mark.root
+def test_the_links_of_a_start_that_kept_the_data_elsewhere_still_lead_there(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "STATES", (open_folder / "state",))
+    top = open_folder / "var"
+    layout_make(Layout(top=top, base=open_folder / "state" / place_name(top)), NOBODY)
+    assert (top / "agents").is_symlink()
+    layout_make(Layout(top=top, base=top), NOBODY)
 
 
 # --- handing over ---------------------------------------------------------------------------------------------------

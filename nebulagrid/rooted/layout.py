@@ -11,6 +11,7 @@ Nobody but root can rename anything in base, so the agents, which are root, neve
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -103,17 +104,23 @@ def _is_roots(folder: Path) -> bool:
 
 
 def owner_check(layout: Layout, control: Account) -> None:
-    """Raises RootedError where the folder is another account's: what root writes there, that one could redirect."""
+    """Raises RootedError where the folder is another account's, or others may write to it: what root writes there, they could redirect."""
     for folder in {layout.top, layout.base}:
         if not folder.exists():
             continue
-        uid = folder.stat().st_uid
-        if uid not in (0,):
+        found = folder.stat()
+        uid = found.st_uid
+        if uid != 0:
             owner = account_of(uid)
             name = owner.name if owner else f"uid {uid}"
             how = "start its service with --no-agent" if uid == control.uid else "start it as that one"
             raise RootedError(
                 f"{folder} belongs to {name}, and root keeps no data in another's folder: {how}, or set NEBULA_DATA to another."
+            )
+        if found.st_mode & 0o022:
+            raise RootedError(
+                f"Others than root may write to {folder} (mode {stat.S_IMODE(found.st_mode):04o}), and could have put anything in it: look "
+                f"what it holds and close it (chmod go-w {folder}), or set NEBULA_DATA to another folder."
             )
 
 
@@ -136,13 +143,27 @@ def layout_make(layout: Layout, control: Account) -> None:
         ):
             if folder == layout.base and not layout.is_moved:
                 continue
-            folder.mkdir(exist_ok=True, mode=mode)
+            with contextlib.suppress(FileExistsError):  # what is there is looked at
+                folder.mkdir(mode=mode)
+            if folder != layout.control:  # that one is its account's
+                _roots_check(folder, layout)
             folder.chmod(mode)
         if layout.is_moved:
             for folder in (layout.control, layout.agents, layout.jobs):
                 _link(layout.top / folder.name, folder)
     except OSError as error:
         raise RootedError(f"{error.filename or layout.top} can't be made: {error.strerror}. Set NEBULA_DATA to another folder.") from error
+
+
+def _roots_check(folder: Path, layout: Layout) -> None:
+    """Raises RootedError unless it is a folder of root's: the mode, and all that root keeps in it, would go to another one."""
+    place = folder
+    if folder.is_symlink() and folder.readlink() in {state / place_name(layout.top) / folder.name for state in STATES}:
+        place = folder.readlink()  # of a start before somebody opened the way to top
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0:
+        what = "a link" if stat.S_ISLNK(found.st_mode) else "no folder" if not stat.S_ISDIR(found.st_mode) else f"of uid {found.st_uid}"
+        raise RootedError(f"{place} has to be a folder of root's, and it is {what}: look what it is and move it away, then start again.")
 
 
 def _link(link: Path, target: Path) -> None:
