@@ -204,6 +204,7 @@ class Reporter:
         if orders.want_inventory and inventory is None:
             self._inventory_sent, self._dirty = None, True
         self._health.taken(request.health, time.monotonic())
+        self._store.proof_accepted(self._proof)
         self._store.events_ack({*orders.ack_eids, *self._line.events.taken(request)})
         if orders.credential_due and not self._stopping:
             self._line.credential_exchange(self._session)

@@ -332,6 +332,7 @@ class Runner:
         if request.processes is not None:
             self._processes_sent_at = self._hardware.view.processes_at
         self._health.taken(request.health, now)
+        self._store.proof_accepted(self._proof)
         self._store.events_ack({*orders.ack_eids, *self._line.events.taken(request)})
         self._store.results_ack(r.cid for r in request.results)
         if request.answer is not None:

@@ -198,6 +198,7 @@ class Store:
         self._owed: list[tuple[str, tuple[Any, ...]]] = []
         self._log: list[tuple[str, tuple[Any, ...]]] = []  # what the open batch has written
         self._is_strict = self._is_deferring = False
+        self._proof_accepted: str | None = None  # by a sync of this run
         try:
             # isolation_level=None: transactions are ours alone, `batch` says BEGIN and COMMIT.
             self._db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_TIMEOUT_S)
@@ -321,9 +322,19 @@ class Store:
             earlier = tuple(str(proof) for proof in json.loads(self.meta("proofs") or "[]"))[:PROOFS_KEPT]
         except ValueError:
             earlier = ()
+        accepted = self.meta("proof_accepted")
+        if accepted is not None and accepted not in earlier:
+            # The control plane knows this one, and none of those that began after it and were never answered.
+            earlier = (*earlier[: PROOFS_KEPT - 1], accepted)
         own = secrets.token_hex(32)
         self.meta_set("proofs", json.dumps([own, *earlier][:PROOFS_KEPT]))
         return own, earlier
+
+    def proof_accepted(self, own: str) -> None:
+        """The control plane has taken the session of this secret: it is kept until that of a later session is taken."""
+        if own != self._proof_accepted:
+            self.meta_set("proof_accepted", own)
+            self._proof_accepted = own
 
     # --- ranks ------------------------------------------------------------------------------------------------
 

@@ -173,6 +173,8 @@ def _gpus_apply(node: Node, inventory: Inventory, *, now: datetime, must_confirm
             room = Q() if changed.get("total_mib") is None else Q(held_mib__lte=changed["total_mib"])
             if not Gpu.objects.filter(room, pk=gpu.pk).update(**changed):
                 is_settled = False
+            elif changed.get("state_reason") == NEW_CARD:
+                _test_wish(gpu)
     if new:
         # Another node may report the same new card at the same moment (copied machines): the first one has it.
         Gpu.objects.bulk_create(new, ignore_conflicts=True)
@@ -213,8 +215,13 @@ def _replaced_retire(node: Node, known: list[Gpu], new: list[str], *, now: datet
         if gpu.uuid in new and Gpu.objects.filter(pk=gpu.pk, state=GpuState.HEALTHY, live_slices=0).update(
             state=GpuState.SUSPECT, state_reason=NEW_CARD, state_at=now
         ):
-            CardCare.objects.update_or_create(gpu=gpu, defaults={"wants": "test", "tries": 0, "needs_human": False, "is_users": False})
+            _test_wish(gpu)
     return is_settled
+
+
+def _test_wish(gpu: Gpu) -> None:
+    """The card is not known here: it gets work once it has passed a self-test."""
+    CardCare.objects.update_or_create(gpu=gpu, defaults={"wants": "test", "tries": 0, "needs_human": False, "is_users": False})
 
 
 def _slot(gpu: Gpu) -> str | None:

@@ -70,6 +70,24 @@ def test_each_start_has_a_secret_of_its_own_that_the_next_one_knows(store: Store
     again.close()
 
 
+def test_the_secret_that_the_control_plane_took_last_outlives_starts_without_an_answer(store: Store, tmp_path: Path) -> None:
+    older, _ = store.proofs_begin()
+    store.proof_accepted(older)
+    own, _ = store.proofs_begin()
+    store.proof_accepted(own)
+    again = Store(tmp_path / "agent.db")
+    for _ in range(3 * PROOFS_KEPT):
+        newest, known = again.proofs_begin()
+        assert own in known
+        assert len(known) <= PROOFS_KEPT
+    again.proof_accepted(newest)
+    for _ in range(PROOFS_KEPT + 1):
+        _, known = again.proofs_begin()
+    assert newest in known
+    assert own not in known
+    again.close()
+
+
 def test_a_secret_that_can_not_be_read_is_none(store: Store) -> None:
     store.meta_set("proofs", "{not json")
     assert store.proofs_begin()[1] == ()

@@ -71,7 +71,7 @@ class TestInventory:
         back = gpu_info("GPU-old", 2, pci_bus_id="0000:86:00.0")
         self.apply(node, replace(inventory(), gpus=(new, gpu_info("GPU-b", 1, pci_bus_id="0000:5e:00.0"), back)), now=LATER)
         old.refresh_from_db()
-        assert (old.state, old.state_reason) == ("SUSPECT", "new_card")
+        assert (old.state, old.state_reason, CardCare.objects.get(gpu=old).wants) == ("SUSPECT", "new_card", "test")
 
     def test_a_card_that_still_holds_something_is_not_retired_yet(self):
         node = node_make()
