@@ -506,6 +506,11 @@ def test_root_starts_only_the_children_that_it_knows(asked: Asked, wrong: dict[s
     assert len(finished(asked).children) == 1
 
 
+@pytest.mark.parametrize("probe", ["http:127.0.0.1:8000", "https:::1:8443", "http:fe80::1%eth0:8000", "http:lab.example.org:80"])
+def test_an_address_where_the_web_server_answers_is_taken_as_it_is(asked: Asked, probe: str) -> None:
+    assert finished(asked, children=[{**WEB, "probe": probe}]).children[0]["probe"] == probe
+
+
 def test_who_a_child_runs_as_and_where_is_not_the_other_sides_to_say(asked: Asked) -> None:
     from nebulagrid.management.commands.up import child_given
 

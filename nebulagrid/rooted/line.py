@@ -22,7 +22,7 @@ _MOST = 4 << 20
 _NAME = re.compile(r"agent(-[a-z0-9][a-z0-9-]{0,60})?")
 #: What root starts as the account's: nothing else, since the supervisor makes names of files of these.
 _CHILDREN = frozenset({"redis", "web", "worker", "beat", "feeder"})
-_PROBE = re.compile(r"redis:/[^\x00-\x1f]{1,4000}|https?:[0-9A-Za-z.:_-]{1,255}:[0-9]{1,5}")
+_PROBE = re.compile(r"redis:/[^\x00-\x1f]{1,4000}|https?:[0-9A-Za-z.:_%-]{1,255}:[0-9]{1,5}")
 _STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 _READY_MOST = 200
 
