@@ -22,7 +22,7 @@ from jobs.lifecycle import SliceState
 from jobs.models import Job, Slice
 from jobs.selectors import Reader, reader_of
 from nodes import telemetry
-from nodes.claims import claim_now
+from nodes.claims import claim_id, claim_now
 from nodes.event_words import event_kind_text, event_look, link_text
 from nodes.fact_words import health_facts, ports_text
 from nodes.foreign import foreign_rows
@@ -113,13 +113,15 @@ def node_detail(request: HttpRequest, name: str) -> HttpResponse:
     gpus = list(node.gpus.exclude(state=GpuState.RETIRED).order_by("index", "pk"))
     user = cast(User, request.user)
     rows = cards_rows(gpus, picture, user=user)
+    claim = claim_now(node, now=timezone.now()) if user.is_staff else None
     context = {
         "node": node,
         "rows": rows,
         "counts": totals_of(row["pool_use"] for row in rows),
         "power_w": _sum_told(row["power"] for row in rows),
         "load": _mean_told(row["use"] for row in rows),
-        "claim": claim_now(node, now=timezone.now()) if user.is_staff else None,
+        "claim": claim,
+        "claim_id": claim_id(claim) if claim else None,
         "unconfirmed": sum(user.is_staff and (gpu.state, gpu.state_reason) == (GpuState.MAINTENANCE, UNCONFIRMED) for gpu in gpus),
         "silent_s": _silent_s(next(((at, n) for at, n in enumerate(picture.nodes) if n.pk == node.pk), None), picture.frame),
         "what": models_text([gpu.model for gpu in gpus]),

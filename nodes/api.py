@@ -137,7 +137,8 @@ class NodeConfirmView(APIView):
         operation_id="node_confirm",
         summary="Confirm a node's new agent, or its new cards",
         description="`agent`: an agent that can't show it is the one of before asks to speak for this node, and jobs may still run under "
-        "the old one; confirmed, it takes over, and what ran there counts as gone. `inventory`: cards that wait to be confirmed are put to "
+        "the old one; confirmed, it takes over, and what ran there counts as gone. `claim` is the `id` of the node's `claim` that you "
+        "looked at; if somebody else asks meanwhile, the answer is 409. `inventory`: cards that wait to be confirmed are put to "
         "use (NEBULA_CONFIRM_INVENTORY). Staff only.",
         request=ConfirmRequest,
         responses=NodeSchema,
@@ -146,7 +147,7 @@ class NodeConfirmView(APIView):
         node = node_find(name)
         body = ConfirmRequest(data=request.data)
         body.is_valid(raise_exception=True)
-        services.node_confirm(node=node, by=request.user, what=body.validated_data["what"])
+        services.node_confirm(node=node, by=request.user, what=body.validated_data["what"], claim=body.validated_data["claim"])
         return Response(nodes_json([node_find(name)], request.user)[0])
 
 

@@ -25,6 +25,10 @@ class NodeRefused(DomainError):
     default_status = 400
     sentences = {
         "claim_none": gettext_noop("Nobody waits to speak for {node} now: there is nothing to confirm. Start the agent there first."),
+        "claim_other": gettext_noop(
+            "Not the agent that you looked at, but {hostname} ({peer}) asks to speak for {node} now. "
+            "Look at that one before you confirm it."
+        ),
         "inventory_none": gettext_noop("{node} has no cards that wait to be confirmed."),
         "node_busy": gettext_noop("Node {node} is {state} or still holds cards. Let its jobs end first, or enrol under another name."),
         "node_retired": gettext_noop("Node {node} is retired. Enrol it anew to use it."),

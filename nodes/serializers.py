@@ -10,6 +10,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 from rest_framework import serializers
 
+from nodes.claims import claim_id
 from nodes.isolation import Told, isolates_people
 from nodes.models import AgentCommand, Gpu, GpuLink, GpuState, Node, NodeState
 from nodes.names import NAME_MOST, node_name_validate
@@ -104,6 +105,7 @@ def claim_out(claim: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not claim:
         return None
     return {
+        "id": claim_id(claim),
         "code": claim["code"],
         "hostname": claim["hostname"],
         "peer": claim["peer"],
@@ -225,6 +227,14 @@ class ResumeRequest(NodeInput):
 
 class ConfirmRequest(NodeInput):
     what = serializers.ChoiceField(choices=("agent", "inventory"))
+    claim = Text(
+        required=False, allow_blank=True, default="", max_length=64, help_text="With agent: the id of the claim that you looked at."
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if attrs["what"] == "agent" and not attrs["claim"]:
+            raise serializers.ValidationError({"claim": _("Say which agent you looked at: the id in the node's claim.")})
+        return attrs
 
 
 class EnrollTokenRequest(NodeInput):
@@ -342,6 +352,7 @@ class IsolationSchema(serializers.Serializer[Any]):
 class ClaimSchema(serializers.Serializer[Any]):
     """Another agent that asks to speak for the node."""
 
+    id = serializers.CharField()
     code = serializers.ChoiceField(choices=("session_busy", "session_unconfirmed"))
     hostname = serializers.CharField()
     peer = serializers.CharField()

@@ -183,14 +183,15 @@ def node_resume(*, node: Node, by: AbstractBaseUser | None) -> Node:
 
 
 @transaction.atomic
-def node_confirm(*, node: Node, by: AbstractBaseUser | None, what: str, now: datetime | None = None) -> Node:
-    """``what`` = agent: believe whoever asks to speak for this node; inventory: put the cards to use that were shown anew.
+def node_confirm(*, node: Node, by: AbstractBaseUser | None, what: str, claim: str = "", now: datetime | None = None) -> Node:
+    """``what`` = agent: believe who asks to speak for this node, ``claim`` being the ``claim_id`` of the one that ``by`` looked at;
+    inventory: put the cards to use that were shown anew.
 
-    Raises NodeRefused (409) where there is nothing to confirm.
+    Raises NodeRefused (409) where there is nothing to confirm, and where somebody else asks meanwhile.
     """
     now = now or timezone.now()
     if what == "agent":
-        claim_confirm(node=node, by=by, now=now)
+        claim_confirm(node=node, by=by, claim_shown=claim, now=now)
         return node
     cards = Gpu.objects.filter(node=node, state=GpuState.MAINTENANCE, state_reason=UNCONFIRMED)
     count = cards.update(state=GpuState.HEALTHY, state_reason="", state_at=now)

@@ -43,6 +43,8 @@ FLUSH = timedelta(seconds=4)
 UPTIME_MOST_S = 1e10  # 300 years
 #: So often an agent asks again that waits for somebody to confirm it.
 CONFIRM_RETRY_S = 15.0
+#: Another request moved the node's session while this one was judged: asked again, it is judged by what is there then.
+TAKEN_RETRY_S = 1.0
 COMMANDS_MAX = 32  # a sync; the rest comes with the next ones
 #: Compiled once, as every sync asks. With room for those that ran out and that upkeep has not taken away yet.
 _queued_of_node = Select(
@@ -130,7 +132,8 @@ def node_sync(
             if is_new_session or is_new_boot or is_back:
                 refusal = _session_take(node, sync, is_new_session=is_new_session, now=now)
                 if refusal:
-                    return NodeSync(accepted=False, refusal=refusal, state=node.state)
+                    wait_s = TAKEN_RETRY_S if refusal == Verdict.BUSY else None
+                    return NodeSync(accepted=False, refusal=refusal, state=node.state, retry_after_s=wait_s)
             if inventory_changed and sync.inventory is not None:
                 is_settled = inventory_apply(node=node, inventory=sync.inventory, now=now)
                 _inventory_mark(node, sha256 if is_settled and sha256 else "")
@@ -232,7 +235,7 @@ def _session_refuse(
         holds_jobs=holds_jobs(node) if holds_jobs is not None else False,
     )
     unknown_after_s = float(settings.UNKNOWN_AFTER_S)
-    is_confirmed = claim_is_confirmed(node, session=sync.session)
+    is_confirmed = claim_is_confirmed(node, session=sync.session, now=now)
     verdict = session_judge(known, boot_id=sync.boot_id, proofs=sync.proofs, is_confirmed=is_confirmed, unknown_after_s=unknown_after_s)
     if verdict is Verdict.TAKE_UNPROVEN:
         doubts.doubt(node.pk, "session_unproven", now=now, data={"peer": peer})
@@ -248,8 +251,8 @@ def _session_refuse(
 def _session_take(node: Node, sync: SyncRequest, *, is_new_session: bool, now: datetime) -> str | None:
     """Make the sync's session the node's and put the node to RECOVERING. Returns a refusal, or None.
 
-    Compare-and-swap on the session as this request read it: of two new agent starts at once, one is first, and the
-    other, which comes with the next sync, supersedes it.
+    Compare-and-swap on the session as this request read it: of two new agent starts at once, or of a first sync that was sent twice,
+    one is first, and the other is judged by what is there when it asks again. Only a session that has had its time is superseded.
     """
     changes: dict[str, Any] = {"boot_id": sync.boot_id, "state": NodeState.RECOVERING, "state_at": now}
     if is_new_session:
@@ -266,7 +269,9 @@ def _session_take(node: Node, sync: SyncRequest, *, is_new_session: bool, now: d
     took = Node.objects.filter(pk=node.pk, session=node.session).exclude(state=NodeState.RETIRED).update(**changes)
     if not took:
         node.refresh_from_db()
-        return "retired" if node.state == NodeState.RETIRED else "superseded_session"
+        if node.state == NodeState.RETIRED:
+            return "retired"
+        return "superseded_session" if sync.session in node.past_sessions else Verdict.BUSY.value
     for name, value in changes.items():
         setattr(node, name, value)
     log.info("node %s is recovering (%s)", node.name, "new session" if is_new_session else "back")

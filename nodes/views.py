@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -125,8 +124,12 @@ def node_resume(request: HttpRequest, name: str) -> HttpResponse:
 def node_confirm(request: HttpRequest, name: str) -> HttpResponse:
     """Of what is not there any more, nothing is said: the page that follows shows what is."""
     node = get_object_or_404(Node, name=name)
-    with contextlib.suppress(NodeRefused):
-        services.node_confirm(node=node, by=request.user, what="agent" if request.POST.get("what") == "agent" else "inventory")
+    what = "agent" if request.POST.get("what") == "agent" else "inventory"
+    try:
+        services.node_confirm(node=node, by=request.user, what=what, claim=request.POST.get("claim", ""))
+    except NodeRefused as error:
+        if error.code == "claim_other":
+            messages.error(request, error.message or str(error))
     return redirect("node-detail", name=node.name)
 
 

@@ -16,7 +16,7 @@ from jobs import logs
 from jobs.artifacts import artifact_path
 from jobs.models import Artifact, Job, Rank
 from nodes.alerts import mute_create
-from nodes.claims import claim_note
+from nodes.claims import claim_id, claim_note
 from nodes.incidents import incident_open
 from nodes.models import AgentCommand, Alert, AlertJob, AlertMute, Incident, Node
 from nodes.services import command_create
@@ -44,7 +44,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "nodes/enroll-token"): {},
     ("PATCH", "nodes/<str:name>"): {"labels": {"rack": "r2"}},
     ("POST", "nodes/<str:name>/drain"): {"reason": "new fan"},
-    ("POST", "nodes/<str:name>/confirm"): {"what": "agent"},
+    ("POST", "nodes/<str:name>/confirm"): {"what": "agent", "claim": claim_id({"session": "new"})},
     ("POST", "nodes/<str:name>/commands"): {"verb": "ping"},
     ("POST", "nodes/<str:name>/drill"): {"fault": "xid79"},
     ("POST", "gpus/<str:uuid>/act"): {"action": "isolate", "reason": "smells"},

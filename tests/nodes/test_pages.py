@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from jobs.lifecycle import JobState
 from nodes import telemetry
+from nodes.claims import claim_id
 from nodes.models import AgentCommand, GpuLink, HealthEvent, Node
 from nodes.pool import pool_gpus
 from tests.factories import attempt_make, gpu_make, job_make, node_make, user_make
@@ -297,8 +298,13 @@ def test_a_nodes_page_says_what_a_job_can_reach_and_lets_staff_confirm(client: C
     client.force_login(lin)
     assert client.post("/nodes/n1/confirm/", {"what": "agent"}).status_code == 403
     client.force_login(staff)
+    assert f'name="claim" value="{claim_id(claim)}"' in text
+    answer = client.post("/nodes/n1/confirm/", {"what": "agent", "claim": "of-another"}, follow=True)
+    assert "Not the agent that you looked at, but copied (10.0.0.9) asks to speak for n1 now." in answer.content.decode()
+    node.refresh_from_db()
+    assert not node.claim["is_confirmed"]
     for what in ("agent", "inventory", "inventory"):
-        assert client.post("/nodes/n1/confirm/", {"what": what}).status_code == 302
+        assert client.post("/nodes/n1/confirm/", {"what": what, "claim": claim_id(claim)}).status_code == 302
     node.refresh_from_db()
     assert node.claim["is_confirmed"]
     assert node.gpus.get().state == "HEALTHY"

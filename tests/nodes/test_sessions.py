@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodes.claims import CLAIM_S, claim_confirm, claim_now
+from nodes.claims import CLAIM_S, claim_confirm, claim_id, claim_now
 from nodes.doubts import nodes_doubted
 from nodes.errors import NodeRefused
 from nodes.models import HealthEvent, Node
@@ -18,6 +18,7 @@ from tests.factories import inventory, node_make, sync_of, user_make
 
 NOW = datetime(2026, 3, 15, 12, tzinfo=UTC)
 SECRET = "s" * 64
+COPY = claim_id({"session": "copy"})
 KNOWN = {"boot_id": "boot-1", "proof_sha256": proof_sha256(SECRET), "silent_s": 3.0, "holds_jobs": True}
 
 
@@ -110,7 +111,7 @@ class TestOverTheSync:
     def test_who_is_confirmed_is_taken_and_the_one_before_is_told_to_end(self) -> None:
         staff = user_make("staff@lab.example", is_staff=True)
         assert self.copy(60).refusal == "session_unconfirmed"
-        claim_confirm(node=self.node, by=staff, now=NOW + timedelta(seconds=65))
+        claim_confirm(node=self.node, by=staff, claim_shown=COPY, now=NOW + timedelta(seconds=65))
         answer = self.copy(70)
         assert (answer.accepted, answer.boot_changed, self.node.session) == (True, True, "copy")
         assert self.node.claim is None
@@ -122,18 +123,52 @@ class TestOverTheSync:
         for prepare in (lambda: None, lambda: self.copy(3)):
             prepare()
             with pytest.raises(NodeRefused, match="claim_none"):
-                claim_confirm(node=self.node, by=None, now=NOW + timedelta(seconds=10))
+                claim_confirm(node=self.node, by=None, claim_shown=COPY, now=NOW + timedelta(seconds=10))
         self.copy(60)
         with pytest.raises(NodeRefused, match="claim_none"):
-            claim_confirm(node=self.node, by=None, now=NOW + timedelta(seconds=61 + CLAIM_S))
+            claim_confirm(node=self.node, by=None, claim_shown=COPY, now=NOW + timedelta(seconds=61 + CLAIM_S))
 
     def test_a_confirmation_is_for_the_one_who_asked(self) -> None:
         self.copy(60)
-        claim_confirm(node=self.node, by=None, now=NOW + timedelta(seconds=61))
+        claim_confirm(node=self.node, by=None, claim_shown=COPY, now=NOW + timedelta(seconds=61))
         assert self.copy(62, session="another").refusal == "session_unconfirmed"
         claim = claim_now(self.node, now=NOW + timedelta(seconds=63))
         assert claim is not None
-        assert (claim["session"], claim["is_confirmed"]) == ("another", False)
+        assert (claim["session"], claim["is_confirmed"]) == ("copy", True)  # nobody else takes its place
+        assert self.copy(75).accepted
+
+    def test_a_confirmation_that_is_not_used_is_over_after_a_while(self) -> None:
+        self.copy(60)
+        claim_confirm(node=self.node, by=None, claim_shown=COPY, now=NOW + timedelta(seconds=61))
+        assert self.copy(62 + CLAIM_S, session="another").refusal == "session_unconfirmed"
+        assert self.copy(63 + CLAIM_S).refusal == "session_unconfirmed"
+
+    def test_who_came_after_the_one_that_was_looked_at_is_not_confirmed(self) -> None:
+        self.copy(60)
+        self.copy(62, session="another")
+        with pytest.raises(NodeRefused, match="claim_other"):
+            claim_confirm(node=self.node, by=None, claim_shown=COPY, now=NOW + timedelta(seconds=63))
+        assert not self.node.claim["is_confirmed"]
+
+    def test_a_confirmation_is_not_undone_by_a_request_that_read_the_node_before_it(self) -> None:
+        self.copy(60)
+        stale = Node.objects.get(pk=self.node.pk)
+        claim_confirm(node=self.node, by=None, claim_shown=COPY, now=NOW + timedelta(seconds=61))
+        message = sync_of(stale, 1, session="another", boot_id="boot-2")
+        assert not node_sync(node=stale, sync=message, now=NOW + timedelta(seconds=62), holds_jobs=lambda _node: True).accepted
+        assert self.copy(63).accepted
+
+    @pytest.mark.parametrize(
+        ("session", "refusal"), [("second", "session_busy"), ("other", "session_busy"), ("first", "superseded_session")]
+    )
+    def test_a_request_that_another_overtook_asks_again_unless_its_session_is_past(self, session: str, refusal: str) -> None:
+        stale = Node.objects.get(pk=self.node.pk)
+        assert self.at(1, session="second", proofs=(SECRET,)).accepted
+        message = sync_of(stale, 2, session=session, boot_id="boot-1" if session != "first" else "boot-2", proofs=(SECRET,))
+        answer = node_sync(node=stale, sync=message, now=NOW + timedelta(seconds=2), holds_jobs=lambda _node: True)
+        assert (answer.accepted, answer.refusal, answer.retry_after_s is not None) == (False, refusal, refusal == "session_busy")
+        self.node.refresh_from_db()
+        assert self.node.session == "second"
 
     def test_without_jobs_a_stranger_is_taken_after_the_silence_and_staff_are_told(self) -> None:
         self.holds_jobs = False
