@@ -57,7 +57,7 @@ def account_make(name: str) -> None:
                 f"There is no account {name} for jobs and no useradd to make it. Make it yourself, with uid {MIN_UID} or above."
             )
         shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[0])
-        argv = (program, "--user-group", "--create-home", "--home-dir", f"/var/lib/{name}", "-K", "HOME_MODE=0700", "--shell", shell, name)
+        argv = (program, "--user-group", "--create-home", "--home-dir", f"/var/lib/{name}", "-K", "UMASK=0077", "--shell", shell, name)
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
         found = _account(name)
         if found is None:

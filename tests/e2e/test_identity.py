@@ -58,7 +58,16 @@ def enrolled(grid: Grid, folder: Path, **keys: str) -> Path:
         token = client.node_enroll_token(name="mapped")["token"]
     config = folder / "etc" / "agent.toml"
     argv = [sys.executable, "-m", "agent.main", "enroll", "--endpoint", grid.url, "--token-file", "-", "--config", str(config)]
-    argv += ["--data-dir", str(folder / "data"), "--backend", "simulated", "--scenario", str(grid.scenario_file)]
+    argv += [
+        "--data-dir",
+        str(folder / "data"),
+        "--backend",
+        "simulated",
+        "--scenario",
+        str(grid.scenario_file),
+        "--identity",
+        keys.pop("identity"),
+    ]
     subprocess.run(argv, cwd=ROOT, input=token + "\n", text=True, check=True, timeout=60)
     with config.open("a") as file:
         file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
