@@ -110,7 +110,7 @@ soak: $(DEV_STAMP)
 	@if [ "$$(id -u)" = 0 ]; then env $(PYTEST) -m "soak and root" -n 0 --timeout 900 tests $(ARGS); fi
 
 bench: $(DEV_STAMP)
-	@$(BIN)/python -m bench.run $(ARGS)
+	@$(PLAIN) $(BIN)/python -m bench.run $(ARGS)
 
 lint: $(DEV_STAMP)
 	@$(BIN)/ruff check .
