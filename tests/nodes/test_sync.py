@@ -93,7 +93,7 @@ def test_of_two_new_agent_starts_at_once_one_is_refused(no_redis):
     as_loaded = Node.objects.get(pk=node.pk)  # both requests loaded the node before either wrote
     sync(node, session="first")
     answer = node_sync(node=as_loaded, sync=sync_of(as_loaded, session="second"), now=NOW)
-    assert answer.refusal == "superseded_session"
+    assert answer.refusal == "session_busy"  # it asks again, and is judged then
     assert Node.objects.get(pk=node.pk).session == "first"
 
 
