@@ -106,6 +106,7 @@ def test_a_wrong_question_is_answered_in_a_sentence(nebula: Callable[..., Any], 
     assert said in err
 
 
+@pytest.mark.usefixtures("mid_month")
 def test_usage_is_a_table_or_a_file_of_exact_figures(nebula: Callable[..., Any], lin: User) -> None:
     assert "Nothing was charged in" in nebula("usage")[1]
     lab = Lab()

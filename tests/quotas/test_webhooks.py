@@ -202,7 +202,9 @@ def test_a_server_that_drips_bytes_is_cut_off(settings: Any) -> None:
 
 @pytest.fixture(scope="module")
 def own_ca(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    files, now = TlsFiles(folder=tmp_path_factory.mktemp("tls")), datetime.now(UTC)
+    # OpenSSL looks at the machine's own clock, whatever day the test run plays: a file's time tells that one.
+    folder = tmp_path_factory.mktemp("tls")
+    files, now = TlsFiles(folder=folder), datetime.fromtimestamp(folder.stat().st_mtime, UTC)
     ca_make(files, now=now)
     server_make(files, hosts=["hooks.invalid"], now=now)
     return files
