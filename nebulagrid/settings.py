@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -94,24 +93,7 @@ TLS_CA = env("TLS_CA")  # the authority of our certificate, where the system's d
 
 def _own_secret(value: str, file: str) -> str:
     """A secret of this installation: what the environment gives, else a file made at first use (mode 0600)."""
-    if value:
-        return value
-    path = DATA_DIR / file
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        DATA_DIR.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Two processes may start at once: write aside, then link; the first link wins and both read it.
-        aside = path.with_name(f"{file}.{os.getpid()}")
-        aside.touch(mode=0o600)
-        aside.write_text(secrets.token_urlsafe(50))
-        try:
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        finally:
-            aside.unlink()
-        return path.read_text().strip()
+    return value or secret_provide(DATA_DIR / file)
 
 
 SECRET_KEY = _own_secret(env("SECRET_KEY"), "secret-key")
