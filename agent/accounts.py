@@ -23,6 +23,10 @@ NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 TIMEOUT_S = 30.0
 
 
+class AccountError(ValueError):
+    """The account can't be made; the text says why."""
+
+
 def account_ensure(spec: RankSpec, *, may_make: bool) -> None:
     """See to it that a made-up account of the spec is there and is the one that is meant. Raises SpecError."""
     name, uid = spec.unix_user, spec.unix_uid
@@ -79,18 +83,23 @@ def _home_close(home: str, uid: int) -> None:
 
 
 def _make(name: str, uid: int) -> None:
+    try:
+        account_add(name, "--uid", str(uid), "--comment", "NebulaGrid", "--shell", "/bin/bash")
+    except AccountError as error:
+        raise SpecError(f"The Unix user {name!r} can't be made on this node: {error}.", "user") from error
+    log.info("The Unix user %s (uid %d) was made.", name, uid)
+
+
+def account_add(name: str, *options: str) -> None:
+    """Run useradd for a person's or the jobs' account, with a group and a home of its own that are closed to others. No password is
+    set, so nobody signs in as it. Raises AccountError."""
     program = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin")
     if program is None:
-        raise SpecError(f"The Unix user {name!r} can't be made on this node: there is no useradd.", "user")
-    # No password is set, so nobody signs in as it.
-    options = ("--uid", str(uid), "--user-group", "--create-home", "-K", "UMASK=0077", "--comment", "NebulaGrid", "--shell", "/bin/bash")
-    argv = (program, *options, name)
+        raise AccountError("there is no useradd")
+    argv = (program, *options, "--user-group", "--create-home", "-K", "UMASK=0077", name)
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SpecError(f"The Unix user {name!r} can't be made on this node: {error}.", "user") from error
+        raise AccountError(str(error)) from error
     if done.returncode:
-        raise SpecError(
-            f"The Unix user {name!r} can't be made on this node: {done.stderr.strip()[:200]} (status {done.returncode}).", "user"
-        )
-    log.info("The Unix user %s (uid %d) was made.", name, uid)
+        raise AccountError(f"{done.stderr.strip()[:200]} (status {done.returncode})")

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import pwd
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from agent.accounts import AccountError, account_add
 from agent.launch import MIN_UID
 
 JOB_ACCOUNT = "nebulagrid-jobs"
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-TIMEOUT_S = 30.0
 _SHELLS = ("/usr/sbin/nologin", "/sbin/nologin", "/bin/false")
 
 
@@ -51,17 +49,13 @@ def account_make(name: str) -> None:
         raise IdentityError(f"--job-account {name[:40]!r} is no name of an account.")
     found = _account(name)
     if found is None:
-        program = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin:/bin")
-        if program is None:
-            raise IdentityError(
-                f"There is no account {name} for jobs and no useradd to make it. Make it yourself, with uid {MIN_UID} or above."
-            )
         shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[0])
-        argv = (program, "--user-group", "--create-home", "--home-dir", f"/var/lib/{name}", "-K", "UMASK=0077", "--shell", shell, name)
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
-        found = _account(name)
-        if found is None:
-            raise IdentityError(f"The account {name} for jobs can't be made: {done.stderr.strip()[:200]} (status {done.returncode}).")
+        try:
+            account_add(name, "--home-dir", f"/var/lib/{name}", "--shell", shell)
+        except AccountError as error:
+            text = f"The account {name} for jobs can't be made: {error}."
+            raise IdentityError(f"{text} Make it yourself, with uid {MIN_UID} or above, or name another one.") from error
+        found = pwd.getpwnam(name)
     if found.pw_uid < MIN_UID:
         raise IdentityError(
             f"The account {name} has uid {found.pw_uid}; jobs run as accounts with uid {MIN_UID} and above. Name another one."
